@@ -1,0 +1,5 @@
+"""``python -m pagedctl``."""
+
+from pagedctl.cli.main import run
+
+run()
