@@ -1,0 +1,1 @@
+"""The numerical contract: switches, contracts, and what each of them promises."""

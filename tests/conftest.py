@@ -1,0 +1,56 @@
+"""Shared fixtures: the command line as a subprocess, and the gpu marker."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+Cli = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    gpu_items = [item for item in items if item.get_closest_marker("gpu")]
+    if not gpu_items:
+        return
+    import torch
+
+    if torch.cuda.is_available():
+        return
+    skip = pytest.mark.skip(reason="needs a CUDA device")
+    for item in gpu_items:
+        item.add_marker(skip)
+
+
+@pytest.fixture
+def clean_environ(tmp_path: Path) -> dict[str, str]:
+    """This process's environment without variables of ours, with a home of its own."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PAGEDCTL_")}
+    return {**kept, "PAGEDCTL_HOME": str(tmp_path / "home"), "NO_COLOR": "1"}
+
+
+@pytest.fixture
+def cli(tmp_path: Path, clean_environ: dict[str, str]) -> Cli:
+    """Run ``pagedctl`` in an empty folder: ``cli("env", "--json", env={...})``."""
+
+    def run(
+        *words: str, env: Mapping[str, str] | None = None, stdin: str | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "pagedctl", *words],
+            cwd=tmp_path,
+            env={**clean_environ, **(env or {})},
+            input=stdin,
+            stdin=subprocess.DEVNULL if stdin is None else None,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+
+    return run
