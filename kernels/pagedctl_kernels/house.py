@@ -1,0 +1,223 @@
+"""The house orders: the table of ``docs/arithmetic.md`` as data, one column per device class.
+
+Leaves take their order from here; nothing else in the package spells one out. A term is
+changed only together with that page, with a measurement, since it changes ``arithmetic_id``
+and with it every record, dump and cached prefix.
+
+Placeholders are facts of the call site (``k``, ``x_dtype``, ``internal``, ...) or, in the CPU
+column, of the machine (``library``, ``isa``, ``threads``).
+"""
+
+from __future__ import annotations
+
+from pagedctl_kernels.order import OrderTemplate
+
+CPU = "cpu"
+HOPPER = "sm_90"
+
+SPLIT_TOKENS = 256
+"""Keys per attention split; splits are aligned to position 0."""
+
+TILE_KEYS = 64
+"""Keys per attention tile; a split holds four."""
+
+CPU_ROW_BLOCK = 16
+"""Rows of every matrix product on the CPU: the one block shape that a BLAS ever sees."""
+
+LOGPROB_BLOCK = 32768
+"""Default width of a sum-exp block, in vocabulary columns."""
+
+_CPU_PRODUCT = (
+    ("library", "{library}"),
+    ("isa", "{isa}"),
+    ("threads", "{threads}"),
+)
+_CPU_TRANSCENDENTAL = (("transcendental", "torch on contiguous rows, {isa}"),)
+
+
+def _template(op: str, device_class: str, *terms: tuple[str, str]) -> OrderTemplate:
+    return OrderTemplate(op=op, device_class=device_class, terms=terms)
+
+
+EMBEDDING_CPU = _template("embedding", CPU, ("copy", "{w_dtype} rows, no arithmetic"))
+EMBEDDING_HOPPER = _template("embedding", HOPPER, ("copy", "{w_dtype} rows, no arithmetic"))
+
+GEMM_CPU = _template(
+    "gemm",
+    CPU,
+    ("inputs", "{x_dtype} widened to {internal}"),
+    ("chain", "library product of [16, {k}] x [{k}, N], rows zero-padded"),
+    ("segments", "1"),
+    ("bias", "added to the {internal} sum"),
+    ("output", "rounded once to {y_dtype}"),
+    *_CPU_PRODUCT,
+)
+GEMM_HOPPER = _template(
+    "gemm",
+    HOPPER,
+    ("inputs", "{x_dtype}"),
+    ("chain", "k = 0..{k} ascending, one fp32 accumulator, tensor-core products"),
+    ("segments", "1"),
+    ("bias", "added to the fp32 sum"),
+    ("output", "rounded once to {y_dtype}"),
+)
+
+HEAD_CPU = _template(
+    "head",
+    CPU,
+    ("inputs", "{x_dtype} widened to {internal}"),
+    ("chain", "library product of [16, {k}] x [{k}, N], rows zero-padded"),
+    ("segments", "1"),
+    ("output", "{internal}, never rounded to the model's dtype"),
+    *_CPU_PRODUCT,
+)
+HEAD_HOPPER = _template(
+    "head",
+    HOPPER,
+    ("inputs", "{x_dtype}"),
+    ("chain", "k = 0..{k} ascending, one fp32 accumulator, tensor-core products"),
+    ("segments", "1"),
+    ("output", "float32, never rounded to the model's dtype"),
+)
+
+_NORM_TERMS = (
+    ("residual", "sum rounded to {x_dtype} before the norm reads it"),
+    ("mean", "sum of squares / {width}, one division"),
+    ("rstd", "1 / sqrt(mean + eps), both correctly rounded"),
+    ("norm_cast", "{norm_cast} the weight"),
+    ("output", "rounded to {x_dtype}"),
+)
+RMS_NORM_CPU = _template(
+    "rms_norm",
+    CPU,
+    ("internal", "{internal}"),
+    ("sum", "halving tree over {width} squares"),
+    *_NORM_TERMS,
+)
+RMS_NORM_HOPPER = _template(
+    "rms_norm",
+    HOPPER,
+    ("internal", "float32"),
+    ("sum", "one program a row, block next power of two of {width}, 4 warps"),
+    *_NORM_TERMS,
+)
+
+_ROPE_TERMS = (
+    ("qk_norm", "{qk_norm}"),
+    ("rope_table", "float64 on the host, rounded once to {rope_table_dtype}"),
+    ("rope", "four products and two sums, each rounded to {internal}, half-split pairs"),
+    ("output", "rounded once to {x_dtype}; the cache holds {kv_dtype}"),
+)
+QK_ROPE_CPU = _template(
+    "qk_norm_rope_write",
+    CPU,
+    ("internal", "{internal}"),
+    ("sum", "halving tree over {head_dim} squares"),
+    ("norm_cast", "{norm_cast} the weight"),
+    *_ROPE_TERMS,
+)
+QK_ROPE_HOPPER = _template(
+    "qk_norm_rope_write",
+    HOPPER,
+    ("internal", "{internal}"),
+    ("sum", "one program a row, block next power of two of {head_dim}, 1 warp"),
+    ("norm_cast", "{norm_cast} the weight"),
+    *_ROPE_TERMS,
+)
+
+_ATTENTION_TERMS = (
+    ("splits", "256 keys, aligned to position 0, merged left to right"),
+    ("tiles", "64 keys, running maximum, sum and accumulator within a split"),
+    ("scores", "product times fl(scale * log2 e), one rounding to {internal}"),
+    ("exponential", "exp2 of the difference to the running maximum"),
+    ("p_dtype", "{softmax_p_dtype}"),
+    ("merge", "both sides scaled by exp2, products rounded, then one sum"),
+    ("output", "accumulator / sum, rounded once to {x_dtype}"),
+)
+ATTENTION_CPU = _template(
+    "attention",
+    CPU,
+    ("internal", "{internal}"),
+    ("products", "library products of 16 query rows with 64-key tiles, head_dim {head_dim}"),
+    ("row_sum", "halving tree over the 64 rounded probabilities"),
+    *_ATTENTION_TERMS,
+    *_CPU_TRANSCENDENTAL,
+    *_CPU_PRODUCT,
+)
+ATTENTION_HOPPER = _template(
+    "attention",
+    HOPPER,
+    ("internal", "float32"),
+    ("products", "tensor-core chains over head_dim {head_dim} and over the 64 keys of a tile"),
+    ("row_sum", "dot of the rounded probabilities with ones"),
+    *_ATTENTION_TERMS,
+    ("transcendental", "ex2.approx"),
+)
+
+_SILU_TERMS = (
+    ("silu", "g / (1 + exp(-g)) in {internal}"),
+    ("activation_rounding", "{activation_rounding}"),
+    ("product", "times up, rounded once to {x_dtype}"),
+)
+SILU_MUL_CPU = _template("silu_mul", CPU, *_SILU_TERMS, *_CPU_TRANSCENDENTAL)
+SILU_MUL_HOPPER = _template(
+    "silu_mul", HOPPER, *_SILU_TERMS, ("transcendental", "ex2.approx of fl(x * log2 e)")
+)
+
+BLOCK_SUMEXP_CPU = _template(
+    "block_sumexp",
+    CPU,
+    ("block", "{block_size} columns, missing columns add exact zeros"),
+    ("sum", "halving tree over the block, {internal}"),
+    *_CPU_TRANSCENDENTAL,
+)
+BLOCK_SUMEXP_HOPPER = _template(
+    "block_sumexp",
+    HOPPER,
+    ("block", "{block_size} columns, missing columns add exact zeros"),
+    ("sum", "4096-column chunks left to right, one program a block, 8 warps, float32"),
+    ("transcendental", "ex2.approx of fl(x * log2 e)"),
+)
+
+_LOGPROB_TERMS = (
+    ("form", "{form}"),
+    ("fold", "block sums left to right in {internal}"),
+)
+LOGPROB_CPU = _template("logprob", CPU, *_LOGPROB_TERMS, *_CPU_TRANSCENDENTAL)
+LOGPROB_HOPPER = _template(
+    "logprob", HOPPER, *_LOGPROB_TERMS, ("transcendental", "lg2.approx times ln 2")
+)
+
+_SAMPLE_TERMS = (
+    ("temperature", "{temperature_form} in {internal}"),
+    ("order", "temperature, top_k, top_p, min_p; ties to the lowest id"),
+    ("mass", "int64 fixed point, 2^40 of the largest"),
+    ("noise", "philox4x32-10, Gumbel by the written float32 polynomial"),
+)
+SAMPLE_CPU = _template("sample", CPU, *_SAMPLE_TERMS, *_CPU_TRANSCENDENTAL)
+SAMPLE_HOPPER = _template(
+    "sample", HOPPER, *_SAMPLE_TERMS, ("transcendental", "ex2.approx of fl(x * log2 e)")
+)
+
+TABLE: tuple[OrderTemplate, ...] = (
+    EMBEDDING_CPU,
+    EMBEDDING_HOPPER,
+    RMS_NORM_CPU,
+    RMS_NORM_HOPPER,
+    GEMM_CPU,
+    GEMM_HOPPER,
+    QK_ROPE_CPU,
+    QK_ROPE_HOPPER,
+    ATTENTION_CPU,
+    ATTENTION_HOPPER,
+    SILU_MUL_CPU,
+    SILU_MUL_HOPPER,
+    HEAD_CPU,
+    HEAD_HOPPER,
+    BLOCK_SUMEXP_CPU,
+    BLOCK_SUMEXP_HOPPER,
+    LOGPROB_CPU,
+    LOGPROB_HOPPER,
+    SAMPLE_CPU,
+    SAMPLE_HOPPER,
+)

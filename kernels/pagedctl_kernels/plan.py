@@ -1,0 +1,76 @@
+"""Plans: a leaf bound to a call site. Built once, called on every step."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from pagedctl_kernels.leaf import CallSite, LeafSpec, Requirement
+from pagedctl_kernels.machine import Machine
+from pagedctl_kernels.order import Order, arithmetic_id
+from pagedctl_kernels.registry import NoLeafError, Registry, Selection
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """A bound leaf: ``run`` is the implementation's callable, whose signature is the op's.
+
+    ``run`` checks the dtypes and shapes it is given and never consults the registry.
+    """
+
+    site: CallSite
+    leaf: LeafSpec
+    order: Order
+    run: Callable[..., Any]
+
+
+class LeafUnfit(LookupError):
+    """A leaf's own check at construction failed on this machine: it may not serve here."""
+
+
+def bind(selection: Selection, machine: Machine) -> Plan:
+    """Load the selected leaf's entry and build its implementation for the call site.
+
+    Raises LeafUnfit if the leaf proves at construction that it cannot keep its order here.
+    """
+    module_name, _, function_name = selection.leaf.entry.partition(":")
+    build = getattr(importlib.import_module(module_name), function_name)
+    run = build(selection.site, machine)
+    return Plan(site=selection.site, leaf=selection.leaf, order=selection.order, run=run)
+
+
+def plan(registry: Registry, site: CallSite, machine: Machine, requirement: Requirement) -> Plan:
+    """Select and bind; a leaf that is unfit on this machine gives way to the next one.
+
+    Raises NoLeafError, with the unfit leaves' reasons among the others, if none is left.
+    """
+    unfit: dict[str, str] = {}
+    while True:
+        ranked = registry.explain(site, machine, requirement)
+        fit = [c for c in ranked if not c.refusals and c.leaf.name not in unfit]
+        if not fit:
+            raise NoLeafError(site, machine, requirement, _with_unfit(ranked, unfit))
+        best = fit[0]
+        assert best.order is not None
+        try:
+            return bind(Selection(site=site, leaf=best.leaf, order=best.order), machine)
+        except LeafUnfit as reason:
+            unfit[best.leaf.name] = str(reason)
+
+
+def _with_unfit(ranked: Iterable[Any], unfit: dict[str, str]) -> list[Any]:
+    from dataclasses import replace
+
+    return [
+        replace(c, refusals=(*c.refusals, f"unfit on this machine: {unfit[c.leaf.name]}"))
+        if c.leaf.name in unfit
+        else c
+        for c in ranked
+    ]
+
+
+def plans_arithmetic_id(plans: Iterable[Plan]) -> str:
+    """The ``arithmetic_id`` of a set of plans."""
+    return arithmetic_id(bound.order for bound in plans)
