@@ -1,0 +1,173 @@
+"""Files that are complete or absent, and never overwrite another.
+
+A file is written under a temporary name beside its final one, flushed to the disk, and then
+published under the final name in one step that fails if the name is taken. A process killed
+at any moment leaves at most ``<name>.<12 hex>.tmp`` behind.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from pagedctl.errors import ConfigError
+
+CHUNK_BYTES = 1 << 20
+
+_NAME_KEPT_BYTES = 200  # of the final name, in the temporary one: names end at 255 bytes
+_NO_HARD_LINKS = frozenset(
+    {errno.EPERM, errno.EACCES, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK}
+)
+_NO_FOLDER_FSYNC = frozenset({errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EBADF})
+_NOT_OVERWRITTEN = "no file is overwritten"
+
+
+def refuse_existing(path: Path, option: str) -> None:
+    """Refuse *path* before any work starts if it exists or its folder does not.
+
+    *option* is what the user wrote to name it, e.g. ``--json``. A dangling symbolic link
+    counts as existing. A file made between this check and the end is refused by
+    :func:`write_new`.
+    """
+    if os.path.lexists(path):
+        raise ConfigError(
+            f"{path} exists",
+            where=option,
+            rule=_NOT_OVERWRITTEN,
+            remedy="name another path, or move or remove this one",
+        )
+    _refuse_missing_folder(path, option)
+
+
+def write_new(path: Path, data: bytes, *, create_parents: bool = False) -> None:
+    """Write *data* to the new file *path*: completely, durably, never over another file.
+
+    The folder must exist unless *create_parents*: a mistyped explicit path should be said,
+    not made. If the name is taken, the error names it and the file that keeps *data*: a result
+    that took hours is not thrown away because of its name.
+    """
+    if create_parents:
+        with _refused_as_config_error(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+    else:
+        _refuse_missing_folder(path, str(path))
+    with _refused_as_config_error(path):
+        temporary = _write_temporary(path, data)
+    try:
+        _publish(temporary, path)
+    except OSError as error:
+        raise _kept_elsewhere(path, temporary, error) from None
+    with _refused_as_config_error(path):
+        _sync_folder(path.parent)
+
+
+def _refuse_missing_folder(path: Path, where: str) -> None:
+    if not path.parent.is_dir():
+        raise ConfigError(
+            f"folder {path.parent} does not exist",
+            where=where,
+            rule="a file is written into an existing folder",
+            remedy=f"create it (mkdir -p {path.parent}) or name another path",
+        )
+
+
+@contextmanager
+def _refused_as_config_error(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(
+            f"cannot write {path}: {error.strerror or error}",
+            where=str(path),
+            rule="the folder is writable and the disk has room",
+            remedy="name a path on another disk, or free space or permissions here",
+        ) from error
+
+
+def _kept_elsewhere(path: Path, temporary: Path, error: OSError) -> ConfigError:
+    taken = isinstance(error, FileExistsError)
+    return ConfigError(
+        f"{path} exists" if taken else f"cannot write {path}: {error.strerror or error}",
+        where=str(path),
+        rule=_NOT_OVERWRITTEN if taken else "a finished file gets its name in one step",
+        remedy=f"nothing is lost: the complete result is {temporary}; move it to a free name",
+    )
+
+
+def _write_temporary(path: Path, data: bytes) -> Path:
+    """*data*, flushed to the disk, in a new file beside *path*; no file if that fails."""
+    temporary = _temporary_path(path)
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+    try:
+        try:
+            _write_all(descriptor, data)
+        finally:
+            os.close(descriptor)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(temporary)
+        raise
+    return temporary
+
+
+def _temporary_path(path: Path) -> Path:
+    kept = os.fsencode(path.name)[:_NAME_KEPT_BYTES].decode("utf-8", "ignore")
+    return path.with_name(f"{kept}.{secrets.token_hex(6)}.tmp")
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view[:CHUNK_BYTES]) :]
+    os.fsync(descriptor)
+
+
+def _publish(temporary: Path, path: Path) -> None:
+    """Give *temporary* the name *path*; FileExistsError if that is taken."""
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        # NFS repeats a request whose answer was lost: then our own link is what exists.
+        if not _same_file(temporary, path):
+            raise
+    except OSError as error:
+        if error.errno not in _NO_HARD_LINKS:
+            raise
+        _publish_without_links(temporary, path)
+        return
+    os.unlink(temporary)
+
+
+def _same_file(first: Path, second: Path) -> bool:
+    return os.path.samestat(os.lstat(first), os.lstat(second))
+
+
+def _publish_without_links(temporary: Path, path: Path) -> None:
+    """The same on a file system without hard links (FAT, some network mounts).
+
+    An empty file reserves the name, so two writers cannot both win; the rename then replaces
+    the reservation in one step. A kill between the two leaves the empty reservation, which no
+    reader takes for a result.
+    """
+    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
+    try:
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(path)
+        raise
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a new name durable; a file system that cannot sync a folder is left to itself."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in _NO_FOLDER_FSYNC:
+            raise
+    finally:
+        os.close(descriptor)
