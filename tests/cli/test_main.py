@@ -1,0 +1,189 @@
+"""Streams, exit codes and manifests of commands, run as a person runs them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Cli
+
+HOOK = """
+import sys
+from pagedctl.cli import main as entry
+import types
+body = types.ModuleType("fake_body")
+exec({body!r}, body.__dict__)
+sys.modules["fake_body"] = body
+entry.BODIES["env"] = "fake_body:run"
+entry.run()
+"""
+
+
+def run_with_body(body: str, *words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """Run ``pagedctl env`` with another body, to see what the frame around it does."""
+    return subprocess.run(
+        [sys.executable, "-c", HOOK.format(body=body), "env", *words],
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_nothing_but_the_result_reaches_stdout(tmp_path: Path) -> None:
+    body = (
+        "import os, sys\n"
+        "def run(session):\n"
+        "    print('a library prints'); os.write(1, b'a library writes\\n')\n"
+        "    session.show('the result'); session.note('a note')\n"
+        "    return 0\n"
+    )
+    done = run_with_body(body, cwd=tmp_path)
+    assert done.returncode == 0
+    assert done.stdout.strip() == "the result"
+    assert "a library prints" in done.stderr
+    assert "a library writes" in done.stderr
+    assert "a note" in done.stderr
+
+
+def test_quiet_drops_tables_and_notes_and_keeps_warnings(tmp_path: Path) -> None:
+    body = (
+        "def run(session):\n"
+        "    session.show('table'); session.note('note'); session.warn('careful')\n"
+        "    return 1\n"
+    )
+    done = run_with_body(body, "--quiet", cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", "warning: careful\n")
+
+
+@pytest.mark.parametrize(
+    ("raised", "code", "talk"),
+    [
+        ("KeyboardInterrupt", 130, ""),
+        ("ZeroDivisionError('ours')", 70, "Traceback"),
+        (
+            "__import__('pagedctl.errors').errors.CapacityError("
+            "'w', where='x', rule='r', remedy='m')",
+            2,
+            "error: w\nwhere: x\nrule: r\nremedy: m\n",
+        ),
+    ],
+)
+def test_each_end_has_its_exit_code(tmp_path: Path, raised: str, code: int, talk: str) -> None:
+    done = run_with_body(f"def run(session):\n    raise {raised}\n", cwd=tmp_path)
+    assert done.returncode == code
+    assert done.stdout == ""
+    assert talk in done.stderr
+    assert ("Traceback" in done.stderr) == (code == 70)
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["SIGINT", "SIGTERM"]
+)
+def test_a_signal_closes_the_manifest_as_interrupted(
+    tmp_path: Path, number: signal.Signals, code: int
+) -> None:
+    body = (
+        "import time\n"
+        "def run(session):\n"
+        "    with session.manifest_builder(reads_only=False):\n"
+        "        session.note('ready'); time.sleep(60)\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOOK.format(body=body), "env", "--json", "m.json"],
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+    )
+    assert process.stderr is not None
+    assert process.stderr.readline() == "ready\n"
+    process.send_signal(number)
+    assert process.wait(timeout=30) == code
+    process.stderr.close()
+    assert json.loads((tmp_path / "m.json").read_bytes())["status"] == "interrupted"
+
+
+def test_a_failed_run_leaves_a_manifest_with_the_error(tmp_path: Path) -> None:
+    body = (
+        "from pagedctl.errors import ModelError\n"
+        "def run(session):\n"
+        "    with session.manifest_builder(reads_only=False):\n"
+        "        raise ModelError('w', where='x', rule='r', remedy='m')\n"
+    )
+    done = run_with_body(body, cwd=tmp_path)
+    assert done.returncode == 2
+    (path,) = (tmp_path / "pagedctl-runs").glob("*-env-*.json")
+    manifest = json.loads(path.read_bytes())
+    assert manifest["status"] == "failed"
+    assert manifest["error"] == {"what": "w", "where": "x", "rule": "r", "remedy": "m"}
+
+
+def test_a_reader_that_closes_the_pipe_gets_no_traceback(tmp_path: Path) -> None:
+    body = (
+        "def run(session):\n"
+        "    for _ in range(200000):\n"
+        "        session.result.write('line\\n')\n"
+        "    return 0\n"
+    )
+    script = HOOK.format(body=body)
+    reader, writer = os.pipe()
+    process = subprocess.Popen(
+        [sys.executable, "-c", script, "env"], stdout=writer, stderr=subprocess.PIPE, cwd=tmp_path
+    )
+    os.close(writer)
+    assert os.read(reader, 4) == b"line"
+    os.close(reader)
+    _, talk = process.communicate(timeout=60)
+    assert talk == b""
+
+
+def test_env_prints_a_table_and_bare_json_the_same_object(cli: Cli) -> None:
+    table = cli("env")
+    assert table.returncode == 0
+    assert "cpu_capability" in table.stdout
+    manifest = json.loads(cli("env", "--json").stdout)
+    assert manifest["schema"] == "pagedctl.manifest/1"
+    assert manifest["command"] == "env"
+    assert manifest["argv"] == ["env", "--json"]
+    assert manifest["versions"]["python"] in table.stdout
+    names = [one["name"] for one in manifest["metrics"]["capabilities"]]
+    assert "torch" in names
+
+
+def test_env_writes_a_manifest_only_where_it_is_told_to(cli: Cli, tmp_path: Path) -> None:
+    assert cli("env").returncode == 0
+    assert not (tmp_path / "pagedctl-runs").exists()
+    assert cli("env", "--json", "e.json").returncode == 0
+    before = (tmp_path / "e.json").read_bytes()
+    again = cli("env", "--json", "e.json")
+    assert again.returncode == 2
+    assert "e.json" in again.stderr
+    assert (tmp_path / "e.json").read_bytes() == before
+
+
+def test_a_broken_plan_is_refused_by_a_command_that_does_not_use_it(
+    cli: Cli, tmp_path: Path
+) -> None:
+    (tmp_path / "p.toml").write_text('schema = "pagedctl.plan/1"\nname = "p"\nengine = {tp = 1}\n')
+    for words, env in ((("env", "--plan", "p.toml"), {}), (("env",), {"PAGEDCTL_PLAN": "p.toml"})):
+        done = cli(*words, env=env)
+        assert done.returncode == 2
+        assert "where: p.toml, key engine.tp" in done.stderr
+
+
+def test_no_colour_reaches_a_pipe(cli: Cli) -> None:
+    done = cli("env", env={"FORCE_COLOR": "", "NO_COLOR": ""})
+    assert "\x1b[" not in done.stdout + done.stderr
+
+
+def test_version_names_the_tool(cli: Cli) -> None:
+    done = cli("--version")
+    assert done.returncode == 0
+    assert done.stdout.split()[0] == "pagedctl"
