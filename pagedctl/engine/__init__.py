@@ -1,0 +1,1 @@
+"""The engine: requests, blocks, scheduling, and the loop that drives the model."""

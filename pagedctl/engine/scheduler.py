@@ -1,0 +1,224 @@
+"""The scheduler: which tokens of which sequences the next step computes.
+
+Pure Python on ordered containers, no tensors, no clock. The planner simulates rollouts with
+this very class, and ranks of one engine run it in lockstep.
+
+A sequence is computed until its counter reaches its tokens, so prefill, chunked prefill,
+decode and recompute after a preemption are one path. Decodes come first, then prefill chunks,
+then admissions, first come first served.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import OrderedDict, deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from pagedctl.engine.block_pool import BlockPool
+from pagedctl.engine.request import RequestId
+from pagedctl.engine.sequence import Sequence
+from pagedctl.engine.step_plan import ScheduledRow, StepPlan
+
+SequenceKey = tuple[RequestId, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SchedulerLimits:
+    """Bounds of one step and of the batch; all in tokens, except ``max_num_seqs``."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    chunk_size: int
+    block_size: int
+
+
+def blocks_for(num_tokens: int, block_size: int) -> int:
+    """Blocks that hold *num_tokens*."""
+    return -(-num_tokens // block_size)
+
+
+class Scheduler:
+    """Waiting and running sequences over one block pool.
+
+    ``schedule`` advances the counters of what it schedules at once: the host runs ahead of the
+    device, and a sampled token stands as in flight until :meth:`Sequence.commit`.
+    """
+
+    def __init__(self, limits: SchedulerLimits, pool: BlockPool) -> None:
+        self.limits = limits
+        self.pool = pool
+        self.waiting: deque[Sequence] = deque()
+        self.running: OrderedDict[SequenceKey, Sequence] = OrderedDict()
+        self.num_preemptions = 0
+        self._step = 0
+        self._free_rows = list(range(limits.max_num_seqs))
+
+    def add(self, sequence: Sequence) -> None:
+        """Queue a new sequence behind all others."""
+        self.waiting.append(sequence)
+
+    def has_unfinished(self) -> bool:
+        return bool(self.waiting or self.running)
+
+    def sequences(self) -> Iterator[Sequence]:
+        """All unfinished sequences, running ones first."""
+        yield from self.running.values()
+        yield from self.waiting
+
+    def schedule(self) -> StepPlan:
+        """Decide the next step; a plan without rows means that all wait for commits."""
+        self._step += 1
+        step = _Step(budget=self.limits.max_num_batched_tokens)
+        for sequence in self._in_step_order():
+            self._schedule_running(sequence, step)
+        if not step.preempted:
+            self._admit(step)
+        for sequence in step.preempted:
+            self.waiting.appendleft(sequence)
+        return StepPlan(
+            step=self._step,
+            rows=tuple(step.rows.values()),
+            preempted=tuple(key_of(sequence) for sequence in step.preempted),
+        )
+
+    def finish(self, sequence: Sequence) -> None:
+        """Forget a finished or cancelled sequence and give back its blocks and row."""
+        if sequence.row is not None:
+            del self.running[key_of(sequence)]
+            self._vacate(sequence)
+        else:
+            self.waiting.remove(sequence)
+
+    def audit(self) -> None:
+        """Recompute all books; raises if blocks, rows or counters disagree."""
+        self.pool.audit(sequence.blocks for sequence in self.sequences())
+        rows = [sequence.row for sequence in self.running.values()]
+        booked = sorted([*self._free_rows, *(row for row in rows if row is not None)])
+        if None in rows or booked != list(range(self.limits.max_num_seqs)):
+            raise RuntimeError(f"rows are lost or taken twice: {rows}, free {self._free_rows}")
+        for sequence in self.sequences():
+            held = len(sequence.blocks) * self.limits.block_size
+            if not 0 <= sequence.num_computed_tokens <= min(held, len(sequence.tokens)):
+                raise RuntimeError(f"{key_of(sequence)} computed more than it holds")
+            if sequence.row is None and (sequence.blocks or sequence.num_computed_tokens):
+                raise RuntimeError(f"{key_of(sequence)} waits but holds blocks")
+
+    def _in_step_order(self) -> list[Sequence]:
+        """Running sequences with something to compute: decodes, then chunks; oldest first."""
+        pending = [one for one in self.running.values() if num_schedulable(one) > 0]
+        return sorted(pending, key=lambda one: num_schedulable(one) > 1)
+
+    def _schedule_running(self, sequence: Sequence, step: _Step) -> None:
+        if sequence.row is None:
+            return  # preempted earlier in this step
+        count = min(num_schedulable(sequence), self.limits.chunk_size, step.budget)
+        if count <= 0:
+            return
+        new_blocks = self._grow(sequence, sequence.num_computed_tokens + count, step)
+        if new_blocks is not None:
+            step.take(sequence, count, new_blocks, admitted=False)
+
+    def _grow(self, sequence: Sequence, num_tokens: int, step: _Step) -> tuple[int, ...] | None:
+        """Blocks up to *num_tokens*, preempting younger sequences; None if it must wait.
+
+        A sequence whose last token is in flight may turn out to have stopped. It takes a free
+        block, but nobody is preempted for it: it waits for the commit instead.
+        """
+        needed = blocks_for(num_tokens, self.limits.block_size) - len(sequence.blocks)
+        while (blocks := self.pool.allocate(max(needed, 0))) is None:
+            if sequence.num_in_flight:
+                return None
+            victim = self._youngest_unscheduled(step)
+            if victim is None:
+                return None
+            self._preempt(victim, step)
+            if victim is sequence:
+                return None
+        sequence.blocks.extend(blocks)
+        return blocks
+
+    def _youngest_unscheduled(self, step: _Step) -> Sequence | None:
+        """The victim; a sequence that only waits for its last commit gives nothing to redo."""
+        for key, sequence in reversed(self.running.items()):
+            if key not in step.rows and not sequence.is_full:
+                return sequence
+        return None
+
+    def _preempt(self, sequence: Sequence, step: _Step) -> None:
+        del self.running[key_of(sequence)]
+        self._vacate(sequence)
+        sequence.rewind()
+        self.num_preemptions += 1
+        step.preempted.append(sequence)
+
+    def _vacate(self, sequence: Sequence) -> None:
+        assert sequence.row is not None
+        self.pool.release(sequence.blocks)
+        sequence.blocks = []
+        heapq.heappush(self._free_rows, sequence.row)
+        sequence.row = None
+
+    def _admit(self, step: _Step) -> None:
+        """Admit in order of arrival while all of a sequence's tokens fit.
+
+        Its blocks are taken for the whole token list at once, so a prefill never stalls
+        halfway. One block for each running sequence stays free (the watermark): without it,
+        the next decode would preempt what was just admitted.
+        """
+        while self.waiting and self._free_rows and step.budget > 0:
+            sequence = self.waiting[0]
+            if sequence.num_in_flight:
+                return
+            needed = blocks_for(len(sequence.tokens), self.limits.block_size)
+            if needed + len(self.running) > self.pool.num_free:
+                return
+            blocks = self.pool.allocate(needed)
+            assert blocks is not None
+            self.waiting.popleft()
+            sequence.blocks = list(blocks)
+            sequence.row = heapq.heappop(self._free_rows)
+            self.running[key_of(sequence)] = sequence
+            count = min(num_schedulable(sequence), self.limits.chunk_size, step.budget)
+            step.take(sequence, count, blocks, admitted=True)
+
+
+class _Step:
+    """The step under construction."""
+
+    def __init__(self, *, budget: int) -> None:
+        self.budget = budget
+        self.rows: OrderedDict[SequenceKey, ScheduledRow] = OrderedDict()
+        self.preempted: list[Sequence] = []
+
+    def take(
+        self, sequence: Sequence, count: int, new_blocks: tuple[int, ...], *, admitted: bool
+    ) -> None:
+        """Schedule *count* tokens of *sequence* and advance its counters."""
+        assert sequence.row is not None
+        start = sequence.num_computed_tokens
+        samples = start + count == len(sequence.tokens)
+        self.rows[key_of(sequence)] = ScheduledRow(
+            request_id=sequence.request.id,
+            sample=sequence.sample,
+            row=sequence.row,
+            start=start,
+            num_tokens=count,
+            sample_offsets=(count - 1,) if samples else (),
+            new_blocks=new_blocks,
+            admitted=admitted,
+        )
+        self.budget -= count
+        sequence.num_computed_tokens += count
+        if samples:
+            sequence.append_in_flight()
+
+
+def key_of(sequence: Sequence) -> SequenceKey:
+    return (sequence.request.id, sequence.sample)
+
+
+def num_schedulable(sequence: Sequence) -> int:
+    """Tokens that a step may compute now; the last token of a full sequence is never fed."""
+    last = min(len(sequence.tokens), sequence.max_len - 1)
+    return last - sequence.num_computed_tokens
