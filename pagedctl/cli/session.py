@@ -61,11 +61,11 @@ class Session:
     def note(self, text: str) -> None:
         """A line of talk on stderr; dropped by --quiet."""
         if not self.quiet:
-            talk_console(self.environ).print(text, highlight=False, soft_wrap=True)
+            talk_console(self.environ).print(text, markup=False, soft_wrap=True)
 
     def warn(self, text: str) -> None:
         """A warning on stderr; --quiet keeps it."""
-        talk_console(self.environ).print(f"warning: {text}", highlight=False, soft_wrap=True)
+        talk_console(self.environ).print(f"warning: {text}", markup=False, soft_wrap=True)
 
     def show(self, *renderables: RenderableType) -> None:
         """The result for people, on stdout; dropped by --quiet and by bare --json."""

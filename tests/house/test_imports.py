@@ -21,6 +21,7 @@ ALLOWED = {
         "pagedctl.errors",
         "pagedctl.manifest",
         "pagedctl.config",
+        "pagedctl.numerics",
         "pagedctl_kernels",
     ),
     "pagedctl.config": (

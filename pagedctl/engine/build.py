@@ -1,0 +1,234 @@
+"""Builds the parts of an engine from a configuration: model, contract, pool, rows, runner."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+
+from pagedctl.config.engine_config import EngineConfig
+from pagedctl.engine.batch_rows import BatchRows
+from pagedctl.engine.block_pool import BlockPool
+from pagedctl.engine.kv_cache import KVArena, block_bytes
+from pagedctl.engine.runner import Runner
+from pagedctl.engine.sampler import Sampler
+from pagedctl.engine.scheduler import Scheduler, SchedulerLimits, blocks_for
+from pagedctl.errors import CapacityError, ConfigError, ModelError
+from pagedctl.models.binding import DecoderPlans, bind_plans
+from pagedctl.models.decoder import Decoder
+from pagedctl.models.locate import locate_model
+from pagedctl.models.resolve import ResolvedModel, resolve_model
+from pagedctl.models.spec import ModelSpec
+from pagedctl.models.weights import load_weights, random_weights
+from pagedctl_kernels.catalogue import house_registry
+from pagedctl_kernels.machine import this_machine
+
+Tensors = Mapping[str, torch.Tensor]
+CPU_POOL_BYTES = 1 << 30
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineParts:
+    """Everything that an engine drives; ``config`` has its derived values filled in."""
+
+    config: EngineConfig
+    resolved: ResolvedModel
+    spec: ModelSpec
+    plans: DecoderPlans
+    arena: KVArena
+    scheduler: Scheduler
+    runner: Runner
+    weight_bytes: int
+
+
+def build_parts(config: EngineConfig, weights: Tensors | None) -> EngineParts:
+    """Resolve the model, bind its plans under the contract, load weights and size the pool.
+
+    Raises ModelError, NumericsRefused, CapacityError or ConfigError.
+    """
+    _refuse_later(config)
+    config = _with_device(config)
+    resolved = _resolve_model(config, weights)
+    spec = _with_dtype_of(weights, resolved.spec, config)
+    config = _with_model(config, spec)
+    plans = bind_plans(
+        spec,
+        config.contract,
+        block_size=config.block_size,
+        machine=this_machine(config.device),
+        registry=house_registry(),
+    )
+    config, num_blocks = _with_pool(config, spec)
+    device = torch.device(config.device)
+    tensors = _tensors(config, resolved, spec, weights, device)
+    assert config.max_model_len is not None
+    decoder = Decoder(spec, plans, tensors, num_positions=config.max_model_len)
+    arena = KVArena(spec, num_blocks=num_blocks, block_size=config.block_size, device=device)
+    rows = BatchRows(
+        max_num_seqs=config.max_num_seqs,
+        max_blocks=blocks_for(config.max_model_len, config.block_size),
+        block_size=config.block_size,
+        dtype=_internal(spec),
+        device=device,
+    )
+    sampler = Sampler(decoder, str(config.contract["logprob_basis"]))
+    return EngineParts(
+        config=config,
+        resolved=resolved,
+        spec=spec,
+        plans=plans,
+        arena=arena,
+        scheduler=Scheduler(_limits(config), BlockPool(num_blocks)),
+        runner=Runner(decoder, arena, rows, sampler),
+        weight_bytes=sum(tensor.nbytes for tensor in tensors.values()),
+    )
+
+
+def _refuse_later(config: EngineConfig) -> None:
+    """Refuse what this version does not have, rather than ignore it."""
+    if config.tp != 1:
+        raise _not_available("tp", config.tp, "tp is 1")
+    if config.device == "cuda":
+        raise _not_available("device", "cuda", "the engine runs on the CPU")
+    if config.topology_invariant:
+        raise _not_available("topology_invariant", "on", "tp is 1")
+    if config.debug_force_preemption_interval is not None:
+        interval = config.debug_force_preemption_interval
+        raise _not_available("debug_force_preemption_interval", interval, "it is not given")
+
+
+def _not_available(name: str, value: object, rule: str) -> ConfigError:
+    return ConfigError(
+        f"{name} {value} is not available in this version",
+        where=f"option {name}",
+        rule=f"in this version {rule}",
+        remedy=f"drop {name}",
+    )
+
+
+def _with_device(config: EngineConfig) -> EngineConfig:
+    return replace_auto(config, "device", "cpu", "the engine runs on the CPU")
+
+
+def replace_auto(config: EngineConfig, name: str, value: object, rule: str) -> EngineConfig:
+    """Resolve an option that says ``auto``; the origin tells by which rule."""
+    if getattr(config, name) != "auto":
+        return config
+    origins = {**config.origins, name: f"derived: {rule}"}
+    return replace(config, **{name: value}, origins=origins)  # type: ignore[arg-type]
+
+
+def _resolve_model(config: EngineConfig, weights: Tensors | None) -> ResolvedModel:
+    needs_files = weights is None and config.random_weights is None
+    return resolve_model(
+        locate_model(config.model),
+        dtype=config.dtype,
+        weights="required" if needs_files else "ignore",
+    )
+
+
+def _with_dtype_of(weights: Tensors | None, spec: ModelSpec, config: EngineConfig) -> ModelSpec:
+    """float64 weights given from Python make a float64 model, which no file can ask for."""
+    if weights is None or config.dtype != "auto":
+        return spec
+    if all(tensor.dtype == torch.float64 for tensor in weights.values()):
+        return replace(spec, dtype="float64", dtype_origin="derived: given weights")
+    return spec
+
+
+def _with_model(config: EngineConfig, spec: ModelSpec) -> EngineConfig:
+    """Fill in what the model decides."""
+    config = replace_auto(config, "dtype", spec.dtype, spec.dtype_origin)
+    config = replace_auto(config, "kv_dtype", spec.dtype, "dtype")
+    if config.kv_dtype != spec.dtype:
+        raise _not_available("kv_dtype", config.kv_dtype, "kv_dtype is the model's dtype")
+    config = config.derive("model positions", max_model_len=spec.max_position_embeddings)
+    config = config.derive("max_num_batched_tokens", chunk_size=config.max_num_batched_tokens)
+    return config.derive("device cpu", lag=0)
+
+
+def _with_pool(config: EngineConfig, spec: ModelSpec) -> tuple[EngineConfig, int]:
+    """Size the pool, and lower a derived max_model_len to what it holds."""
+    if config.gpu_memory_utilization is not None:
+        raise ConfigError(
+            f"gpu_memory_utilization {config.gpu_memory_utilization} is for GPUs",
+            where="option gpu_memory_utilization",
+            rule="on the CPU the pool is sized in bytes",
+            remedy="use --kv-cache-memory-bytes",
+        )
+    config = config.derive("device cpu", kv_cache_memory_bytes=CPU_POOL_BYTES)
+    assert config.kv_cache_memory_bytes is not None
+    assert config.max_model_len is not None
+    num_blocks = config.kv_cache_memory_bytes // block_bytes(spec, config.block_size)
+    pool_tokens = num_blocks * config.block_size
+    if pool_tokens + 1 >= config.max_model_len:
+        return config, num_blocks
+    if num_blocks == 0 or config.origins["max_model_len"] != "derived: model positions":
+        raise _too_small(config, spec, num_blocks)
+    origins = {**config.origins, "max_model_len": "derived: pool"}
+    return replace(config, max_model_len=pool_tokens + 1, origins=origins), num_blocks
+
+
+def _too_small(config: EngineConfig, spec: ModelSpec, num_blocks: int) -> CapacityError:
+    assert config.max_model_len is not None
+    needed = blocks_for(config.max_model_len - 1, config.block_size)
+    needed_bytes = needed * block_bytes(spec, config.block_size)
+    return CapacityError(
+        f"the pool of {num_blocks} blocks cannot hold one request of {config.max_model_len} tokens",
+        where="options kv_cache_memory_bytes and max_model_len",
+        rule=f"max_model_len {config.max_model_len} needs {needed} blocks of "
+        f"{config.block_size} tokens, {needed_bytes} bytes",
+        remedy=f"give --kv-cache-memory-bytes {needed_bytes} or a smaller --max-model-len",
+    )
+
+
+def _tensors(
+    config: EngineConfig,
+    resolved: ResolvedModel,
+    spec: ModelSpec,
+    weights: Tensors | None,
+    device: torch.device,
+) -> Tensors:
+    if weights is not None:
+        return _checked(weights, spec)
+    if config.random_weights is not None:
+        return random_weights(spec, config.random_weights, device=device)
+    return load_weights(resolved, device=device).tensors
+
+
+def _checked(weights: Tensors, spec: ModelSpec) -> Tensors:
+    """Given tensors are exactly those the model needs, in its dtype."""
+    expected = {tensor.name: tensor.shape for tensor in spec.tensors}
+    dtype = getattr(torch, spec.dtype)
+    wrong = [
+        name
+        for name in sorted({*expected, *weights})
+        if name not in weights
+        or name not in expected
+        or tuple(weights[name].shape) != expected[name]
+        or weights[name].dtype != dtype
+    ]
+    if wrong:
+        raise ModelError(
+            f"{len(wrong)} given tensors are missing, unknown, or of another shape or dtype: "
+            + ", ".join(wrong[:8]),
+            where="argument weights",
+            rule=f"exactly the tensors of {spec.name}, in {spec.dtype}",
+            remedy="give every tensor by its Hugging Face name",
+        )
+    return weights
+
+
+def _limits(config: EngineConfig) -> SchedulerLimits:
+    assert config.chunk_size is not None
+    return SchedulerLimits(
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        chunk_size=config.chunk_size,
+        block_size=config.block_size,
+    )
+
+
+def _internal(spec: ModelSpec) -> torch.dtype:
+    return torch.float64 if spec.dtype == "float64" else torch.float32

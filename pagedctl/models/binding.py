@@ -1,0 +1,209 @@
+"""Binds every op of a dense decoder to a leaf: once, at construction, from static facts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+
+from pagedctl.errors import Fault, NumericsRefused
+from pagedctl.models.spec import ModelSpec
+from pagedctl.numerics.logprob_order import parse_logprob_order
+from pagedctl.numerics.switches import Numerics
+from pagedctl_kernels import sites
+from pagedctl_kernels.leaf import BATCH_INVARIANT, DETERMINISTIC, CallSite, Requirement
+from pagedctl_kernels.machine import Machine
+from pagedctl_kernels.order import arithmetic_id
+from pagedctl_kernels.plan import Plan, plan
+from pagedctl_kernels.registry import NoLeafError, Registry
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecoderPlans:
+    """The bound leaves of one decoder; ``attention`` has one per distinct window of its layers."""
+
+    embedding: Plan
+    norm: Plan
+    qkv_proj: Plan
+    qk_norm_rope_write: Plan
+    attention: Mapping[int | None, Plan]
+    o_proj: Plan
+    gate_up_proj: Plan
+    silu_mul: Plan
+    down_proj: Plan
+    head: Plan
+    sample: Plan
+    logprob: Plan
+    block_sumexp: Plan
+
+    def all(self) -> Iterator[Plan]:
+        """Every plan, in the order in which a token meets them."""
+        for one in fields(self):
+            value = getattr(self, one.name)
+            if isinstance(value, Plan):
+                yield value
+            else:
+                yield from value.values()
+
+    def leaves(self) -> dict[str, str]:
+        """Call site to leaf name, for the manifest."""
+        return {_site_text(bound.site): bound.leaf.name for bound in self.all()}
+
+    @property
+    def arithmetic_id(self) -> str:
+        return arithmetic_id(bound.order for bound in self.all())
+
+
+def bind_plans(
+    spec: ModelSpec,
+    numerics: Numerics,
+    *,
+    block_size: int,
+    machine: Machine,
+    registry: Registry,
+) -> DecoderPlans:
+    """Select and bind a leaf for every call site of the model under the contract.
+
+    Raises NumericsRefused that lists, for each site without a leaf, every candidate and the
+    reason why it was refused.
+    """
+    binder = _Binder(numerics, machine, registry)
+    bound = {name: binder.bind(site) for name, site in _sites(spec, numerics, block_size).items()}
+    windows = {
+        window: binder.bind(_attention_site(spec, numerics, block_size, window))
+        for window in dict.fromkeys(spec.windows)
+    }
+    if binder.faults:
+        raise NumericsRefused.of(binder.faults)
+    return DecoderPlans(
+        attention={window: one for window, one in windows.items() if one is not None},
+        **{name: one for name, one in bound.items() if one is not None},
+    )
+
+
+class _Binder:
+    """Binds sites and collects the refusals of all of them."""
+
+    def __init__(self, numerics: Numerics, machine: Machine, registry: Registry) -> None:
+        self.machine = machine
+        self.registry = registry
+        self.contract = numerics.contract.name
+        self.requirement = Requirement(features=required_features(numerics))
+        self.faults: list[Fault] = []
+
+    def bind(self, site: CallSite) -> Plan | None:
+        try:
+            return plan(self.registry, site, self.machine, self.requirement)
+        except NoLeafError as error:
+            self.faults.append(
+                Fault(
+                    what="\n".join(error.lines()),
+                    where=f"call site {site.name}",
+                    rule=f"the contract {self.contract} needs a leaf at every call site",
+                    remedy="see pagedctl env; use another dtype or device, or --numerics fast",
+                )
+            )
+            return None
+
+
+def required_features(numerics: Numerics) -> frozenset[str]:
+    """What a leaf must affirm under the resolved switches."""
+    wanted = {
+        DETERMINISTIC: numerics["deterministic_kernels"],
+        BATCH_INVARIANT: numerics["batch_invariant"],
+    }
+    return frozenset(feature for feature, on in wanted.items() if on)
+
+
+def _sites(spec: ModelSpec, numerics: Numerics, block_size: int) -> dict[str, CallSite]:
+    dtype, hidden = spec.dtype, spec.hidden_size
+    qkv_rows = spec.q_size + 2 * spec.kv_size
+    order = parse_logprob_order(str(numerics["logprob_order"]))
+    return {
+        "embedding": sites.embedding_site(
+            "embed_tokens", vocab_size=spec.input_vocab_size, width=hidden, dtype=dtype
+        ),
+        "norm": sites.rms_norm_site(
+            "norm",
+            width=hidden,
+            eps=spec.rms_norm_eps,
+            dtype=dtype,
+            norm_cast=str(numerics["norm_cast"]),
+        ),
+        "qkv_proj": sites.gemm_site(
+            "qkv_proj", k=hidden, n=qkv_rows, dtype=dtype, bias=spec.attention_bias
+        ),
+        "qk_norm_rope_write": sites.qk_norm_rope_write_site(
+            "qk_norm_rope_write",
+            q_heads=spec.num_attention_heads,
+            kv_heads=spec.num_key_value_heads,
+            head_dim=spec.head_dim,
+            rotary_dim=spec.rope.rotary_dim,
+            block_size=block_size,
+            dtype=dtype,
+            qk_norm=spec.qk_norm,
+            eps=spec.rms_norm_eps,
+            norm_cast=str(numerics["norm_cast"]),
+            rope_table_dtype=str(numerics["rope_table_dtype"]),
+        ),
+        "o_proj": sites.gemm_site(
+            "o_proj", k=spec.q_size, n=hidden, dtype=dtype, bias=spec.o_proj_bias
+        ),
+        "gate_up_proj": sites.gemm_site(
+            "gate_up_proj",
+            k=hidden,
+            n=2 * spec.intermediate_size,
+            dtype=dtype,
+            bias=spec.mlp_bias,
+        ),
+        "silu_mul": sites.silu_mul_site(
+            "silu_mul",
+            width=spec.intermediate_size,
+            dtype=dtype,
+            activation_rounding=str(numerics["activation_rounding"]),
+        ),
+        "down_proj": sites.gemm_site(
+            "down_proj", k=spec.intermediate_size, n=hidden, dtype=dtype, bias=spec.mlp_bias
+        ),
+        "head": sites.head_site(
+            "lm_head",
+            k=hidden,
+            n=spec.output_vocab_size,
+            dtype=dtype,
+            head_dtype=str(numerics["head_dtype"]),
+        ),
+        "sample": sites.sample_site(
+            "sample", dtype=dtype, temperature_form=str(numerics["temperature_form"])
+        ),
+        "logprob": sites.logprob_site(
+            "logprob",
+            dtype=dtype,
+            form=order.form,
+            block_size=order.block_size,
+            temperature_form=str(numerics["temperature_form"]),
+        ),
+        "block_sumexp": sites.block_sumexp_site(
+            "block_sumexp", dtype=dtype, block_size=order.block_size
+        ),
+    }
+
+
+def _attention_site(
+    spec: ModelSpec, numerics: Numerics, block_size: int, window: int | None
+) -> CallSite:
+    return sites.attention_site(
+        "attention" if window is None else f"attention window {window}",
+        q_heads=spec.num_attention_heads,
+        kv_heads=spec.num_key_value_heads,
+        head_dim=spec.head_dim,
+        block_size=block_size,
+        dtype=spec.dtype,
+        window=window,
+        softmax_p_dtype=str(numerics["softmax_p_dtype"]),
+    )
+
+
+def _site_text(site: CallSite) -> str:
+    """A call site as manifests name it: ``gemm qkv_proj 4096x6144``, or ``attention``."""
+    if "k" in site.facts and "n" in site.facts:
+        return f"{site.op} {site.name} {site.facts['k']}x{site.facts['n']}"
+    return site.name if site.name.startswith(site.op) else f"{site.op} {site.name}"

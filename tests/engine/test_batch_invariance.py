@@ -1,0 +1,149 @@
+"""Under ``invariant``, ids, logprobs and full logits do not depend on what shares the batch.
+
+Each leg counts what it exercised; a leg that exercised nothing fails.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from pagedctl.engine.request import Request, SamplingParams
+from tests.engine.harness import Key, Trace, assert_same_bits, run, tiny_engine
+from tests.reference.tiny_models import FAMILIES, VOCAB, tiny_model
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
+SAMPLINGS = (
+    {"temperature": 0.0},
+    {"temperature": 1.0},
+    {"temperature": 0.7, "top_p": 0.9},
+    {"temperature": 1.3, "top_k": 12},
+    {"temperature": 1.0, "top_k": 30, "top_p": 0.8},
+)
+
+
+def request(number: int, rng: np.random.Generator, *, tokens: int = 12) -> Request:
+    sampling: dict[str, Any] = dict(SAMPLINGS[number % len(SAMPLINGS)])
+    return Request(
+        id=number,
+        prompt_token_ids=tuple(rng.integers(1, VOCAB, rng.integers(2, 31)).tolist()),
+        params=SamplingParams(seed=1000 + number, max_tokens=tokens, **sampling),
+    )
+
+
+def requests(count: int, seed: int) -> list[Request]:
+    rng = np.random.default_rng(seed)
+    return [request(number, rng) for number in range(count)]
+
+
+def alone(asked: list[Request], folder: Path, dtype: str, family: str) -> Trace:
+    """Every request by itself, in one engine, one after the other."""
+    trace = Trace()
+    model = tiny_model(family)
+    options: dict[str, Any] = {"dtype": DTYPES[dtype], "block_size": 4}
+    with tiny_engine(model, folder, **options) as engine:
+        for one in asked:
+            own = run(engine, [one])
+            assert own.max_rows == 1
+            trace.completions |= own.completions
+            trace.logits |= own.logits
+    return trace
+
+
+def assert_equal_traces(packed: Trace, single: Trace) -> None:
+    """Completions, and each token's full row of logits, bit for bit."""
+    assert set(packed.completions) == set(single.completions)
+    for key, done in packed.completions.items():
+        assert_same_bits(done, single.completions[key])
+        count = len(done.token_ids)
+        for one, other in zip(rows(packed, key, count), rows(single, key, count), strict=True):
+            assert torch.equal(one, other)
+
+
+def rows(trace: Trace, key: Key, count: int) -> list[torch.Tensor]:
+    """The rows behind the committed tokens; what overshot a stop comes after them."""
+    assert len(trace.logits[key]) >= count
+    return trace.logits[key][:count]
+
+
+LEGS: dict[str, dict[str, Any]] = {
+    "packed": {},
+    "chunks": {"chunk_size": 3, "max_num_batched_tokens": 16},
+    "tiny budget": {"max_num_batched_tokens": 5},
+    "few rows": {"max_num_seqs": 3},
+    "small pool": {"pool_blocks": 13},
+    "lag 1": {"lag": 1},
+    "lag 1, small pool, chunks": {"lag": 1, "pool_blocks": 13, "chunk_size": 5},
+    "block 16": {"block_size": 16},
+    "block 1": {"block_size": 1},
+}
+
+
+@pytest.mark.parametrize("dtype", list(DTYPES))
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("leg", list(LEGS))
+def test_a_request_has_the_same_bits_alone_and_in_any_batch(
+    tmp_path: Path, leg: str, family: str, dtype: str
+) -> None:
+    """vllm-project/vllm#51187, #32480: equality of fp32 logprobs, batches proven to form."""
+    seed = list(LEGS).index(leg) * 10 + FAMILIES.index(family)
+    asked = requests(10, seed)
+    single = alone(asked, tmp_path / "alone", dtype, family)
+    options = {"block_size": 4, **LEGS[leg]}
+    pool_blocks = options.pop("pool_blocks", None)
+    model = tiny_model(family)
+    if pool_blocks is not None:
+        config = model.config
+        token_bytes = 2 * config["num_hidden_layers"] * config["num_key_value_heads"] * 16
+        token_bytes *= DTYPES[dtype].itemsize
+        options["kv_cache_memory_bytes"] = pool_blocks * options["block_size"] * token_bytes
+    rng = np.random.default_rng(seed)
+    arrivals = {number: int(rng.integers(0, 7)) for number in range(len(asked))}
+    with tiny_engine(model, tmp_path / leg, dtype=DTYPES[dtype], **options) as engine:
+        packed = run(engine, asked, arrivals=arrivals)
+    assert packed.max_rows > 1
+    if "chunk_size" in options or "max_num_batched_tokens" in options:
+        assert packed.chunk_splits > 0
+    if pool_blocks is not None:
+        assert packed.preemptions > 0
+    assert_equal_traces(packed, single)
+
+
+def test_seeded_requests_do_not_depend_on_their_mates_seeds(tmp_path: Path) -> None:
+    """vllm-project/vllm#51226: A is reproducible although B is unseeded."""
+    ids = tuple(range(5, 25))
+    a = Request(id="a", prompt_token_ids=ids, params=SamplingParams(seed=42, max_tokens=8))
+    b = Request(id="b", prompt_token_ids=ids[3:], params=SamplingParams(max_tokens=8))
+    seen = []
+    for number in range(4):
+        with tiny_engine(tiny_model("qwen3"), tmp_path / str(number), run_seed=number) as engine:
+            trace = run(engine, [a, b])
+        seen.append(trace.completions)
+    for other in seen[1:]:
+        assert_same_bits(other["a", 0], seen[0]["a", 0])
+    assert len({tuple(one["b", 0].token_ids.tolist()) for one in seen}) > 1
+
+
+def test_samples_are_requests_with_derived_seeds(tmp_path: Path) -> None:
+    """vllm-project/vllm#10852: n = 4 equals four requests; n = 8 does not move the first four."""
+    from pagedctl.numerics.random_stream import sample_seed
+
+    ids = tuple(range(5, 25))
+
+    def asked(name: str, n: int, seed: int) -> Request:
+        params = SamplingParams(seed=seed, n=n, max_tokens=10)
+        return Request(id=name, prompt_token_ids=ids, params=params)
+
+    with tiny_engine(tiny_model("llama"), tmp_path) as engine:
+        four = engine.generate([asked("four", 4, 1234)])
+        eight = engine.generate([asked("eight", 8, 1234)])
+        singles = [asked(f"one {j}", 1, sample_seed(1234, j)) for j in range(4)]
+        ones = engine.generate(singles)
+    for one, other, third in zip(four, eight[:4], ones, strict=True):
+        assert_same_bits(one, other)
+        assert_same_bits(one, third)
+    assert len({tuple(one.token_ids.tolist()) for one in eight}) == 8
