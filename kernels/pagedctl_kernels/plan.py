@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,15 +15,16 @@ from pagedctl_kernels.registry import NoLeafError, Registry, Selection
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """A bound leaf: ``run`` is the implementation's callable, whose signature is the op's.
+    """A bound leaf: ``run`` is the implementation, whose signature is the op's protocol.
 
-    ``run`` checks the dtypes and shapes it is given and never consults the registry.
+    The protocols are in ``pagedctl_kernels.ops.interfaces``. ``run`` checks the dtypes and
+    shapes it is given and never consults the registry.
     """
 
     site: CallSite
     leaf: LeafSpec
     order: Order
-    run: Callable[..., Any]
+    run: Any
 
 
 class LeafUnfit(LookupError):

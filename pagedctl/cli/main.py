@@ -22,6 +22,8 @@ from pagedctl.config import surface
 from pagedctl.errors import ConfigError, Fault, PagedctlError
 
 BODIES = {
+    "generate": "pagedctl.cli.generate:run",
+    "bench": "pagedctl.cli.bench:run",
     "env": "pagedctl.cli.env:run",
     "models list": "pagedctl.cli.models:run_list",
     "models inspect": "pagedctl.cli.models:run_inspect",

@@ -172,7 +172,7 @@ def _check_repeated(one: Option, value: object, *, as_text: bool) -> tuple[objec
     take = one.kind.parse if as_text else one.kind.check
     found: list[object] = []
     for part in parts:
-        item = take(part)  # type: ignore[arg-type]
+        item = take(part)
         found.extend(item) if isinstance(item, tuple) else found.append(item)
     return tuple(found)
 

@@ -21,20 +21,26 @@ def sequences_of(
     """
     params, prompt = request.params, list(request.prompt_token_ids)
     seed = derive_seed(run_seed, request.id) if params.seed is None else params.seed
-    longest = max_model_len if params.max_tokens is None else len(prompt) + params.max_tokens
     eos = () if params.ignore_eos else eos_token_ids
     return [
         Sequence(
             request=request,
             sample=sample,
             seed=sample_seed(seed, sample),
-            max_len=min(longest, max_model_len),
+            max_len=longest_sample(request, max_model_len),
             stop_token_ids=frozenset((*eos, *params.stop_token_ids)),
             tokens=list(prompt),
             num_prompt_tokens=len(prompt),
         )
         for sample in range(params.n)
     ]
+
+
+def longest_sample(request: Request, max_model_len: int) -> int:
+    """Most tokens, prompt and output, that a sample of *request* can have."""
+    if request.params.max_tokens is None:
+        return max_model_len
+    return min(len(request.prompt_token_ids) + request.params.max_tokens, max_model_len)
 
 
 def completion_of(sequence: Sequence, logprob_basis: str) -> Completion:

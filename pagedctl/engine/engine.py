@@ -10,7 +10,12 @@ import torch
 
 from pagedctl.config.engine_config import EngineConfig
 from pagedctl.engine.build import EngineParts, build_parts
-from pagedctl.engine.completions import completion_of, non_finite_failure, sequences_of
+from pagedctl.engine.completions import (
+    completion_of,
+    longest_sample,
+    non_finite_failure,
+    sequences_of,
+)
 from pagedctl.engine.request import Capacity, Completion, Request, RequestId, Stats
 from pagedctl.engine.request_check import RequestLimits, check_request
 from pagedctl.engine.runner import LaunchedStep
@@ -72,8 +77,14 @@ class Engine:
 
     def submit(self, request: Request) -> None:
         """Queue a request; raises RequestError, which concerns this request alone."""
-        self._check(request)
-        for sequence in self._sequences_of(request):
+        request = self._checked(request)
+        assert self.config.max_model_len is not None
+        for sequence in sequences_of(
+            request,
+            run_seed=self._run_seed,
+            max_model_len=self.config.max_model_len,
+            eos_token_ids=self.spec.eos_token_ids,
+        ):
             self._sequences[key_of(sequence)] = sequence
             self._parts.scheduler.add(sequence)
         self._live[request.id] = request.params.n
@@ -108,8 +119,7 @@ class Engine:
         """
         if self.has_unfinished():
             raise RuntimeError("generate needs an idle engine; submit and step drive a busy one")
-        asked = list(requests)
-        self._check_all(asked)
+        asked = self._all_checked(requests)
         for request in asked:
             self.submit(request)
         found: dict[SequenceKey, Completion] = {}
@@ -179,15 +189,13 @@ class Engine:
                 if sequence.is_finished:
                     continue
                 if faulty:
-                    sequence.failure = non_finite_failure(sequence)
+                    sequence.fail(non_finite_failure(sequence))
                 else:
                     sequence.commit(token, logprob)
                     committed[key_of(sequence)] += 1
-                if sequence.weight_version_first is None:
-                    sequence.weight_version_first = sequence.weight_version_last
-                if sequence.is_finished:
-                    finished.append(sequence)
-                    self._forget(sequence)
+            if sequence.is_finished and self._sequences.get(key_of(sequence)) is sequence:
+                finished.append(sequence)
+                self._forget(sequence)
 
     def _forget(self, sequence: Sequence) -> None:
         self._parts.scheduler.finish(sequence)
@@ -211,38 +219,24 @@ class Engine:
             used_blocks=scheduler.pool.num_used,
         )
 
-    def _sequences_of(self, request: Request) -> list[Sequence]:
-        assert self.config.max_model_len is not None
-        return sequences_of(
-            request,
-            run_seed=self._run_seed,
-            max_model_len=self.config.max_model_len,
-            eos_token_ids=self.spec.eos_token_ids,
-        )
-
-    def _check_all(self, requests: list[Request]) -> None:
-        """Check every request and that no id is used twice, before any is queued."""
-        seen: set[RequestId] = set()
+    def _all_checked(self, requests: Iterable[Request]) -> list[Request]:
+        """Every request checked, and that no id is used twice, before any is queued."""
+        checked: dict[RequestId, Request] = {}
         for request in requests:
-            self._check(request)
-            if request.id in seen:
-                raise _duplicate_id(request.id)
-            seen.add(request.id)
+            one = self._checked(request)
+            if one.id in checked:
+                raise _duplicate_id(one.id)
+            checked[one.id] = one
+        return list(checked.values())
 
-    def _check(self, request: Request) -> None:
-        config = self.config
-        assert config.max_model_len is not None
-        check_request(
-            request,
-            RequestLimits(
-                input_vocab_size=self.spec.input_vocab_size,
-                output_vocab_size=self.spec.output_vocab_size,
-                max_model_len=config.max_model_len,
-            ),
-        )
-        if request.id in self._live:
-            raise _duplicate_id(request.id)
-        self._check_fits(request)
+    def _checked(self, request: Request) -> Request:
+        """The request in normal form; raises RequestError with all its faults."""
+        limits = RequestLimits.of(self.spec, self.config.max_model_len)
+        checked = check_request(request, limits)
+        if checked.id in self._live:
+            raise _duplicate_id(checked.id)
+        self._check_fits(checked)
+        return checked
 
     def _check_fits(self, request: Request) -> None:
         """A request whose longest sample can never be held is refused; the others run.
@@ -250,7 +244,8 @@ class Engine:
         The last token of a sample is never fed back, so N tokens need room for N - 1.
         """
         pool = self._parts.scheduler.pool
-        longest = max(sequence.max_len for sequence in self._sequences_of(request))
+        assert self.config.max_model_len is not None
+        longest = longest_sample(request, self.config.max_model_len)
         needed = blocks_for(longest - 1, self.config.block_size)
         if needed > pool.num_blocks:
             fault = Fault(

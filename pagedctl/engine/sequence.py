@@ -76,10 +76,16 @@ class Sequence:
         self.tokens[position] = token
         self.num_in_flight -= 1
         self.logprobs.append(logprob)
+        if self.weight_version_first is None:
+            self.weight_version_first = self.weight_version_last
         if token in self.stop_token_ids:
             self.finish_reason, self.stop_reason = "stop", token
         elif position + 1 >= self.max_len:
             self.finish_reason = "length"
+
+    def fail(self, failure: RequestFailure) -> None:
+        """End here without an answer; what was committed before is kept."""
+        self.failure = failure
 
     def committed_tokens(self) -> list[int]:
         """The committed output tokens."""

@@ -21,7 +21,98 @@ FILES = [
     "--quiet",
     "-q",
 ]
+MODEL = ["--device", "--dtype", "--model", "--random-weights"]
+CONTRACT = [
+    "--activation-rounding",
+    "--batch-invariant",
+    "--no-batch-invariant",
+    "--deterministic-collectives",
+    "--no-deterministic-collectives",
+    "--deterministic-kernels",
+    "--no-deterministic-kernels",
+    "--explain-numerics",
+    "--no-explain-numerics",
+    "--head-dtype",
+    "--layer-boundary-norm",
+    "--logprob-basis",
+    "--logprob-order",
+    "--norm-cast",
+    "--numerics",
+    "--padded-vocab-size",
+    "--rope-table-dtype",
+    "--softmax-p-dtype",
+    "--symmetric-memory",
+    "--no-symmetric-memory",
+    "--temperature-form",
+    "--topology-invariant",
+    "--no-topology-invariant",
+    "--unverified",
+    "--no-unverified",
+    "--yarn-frequency-device",
+    "--yarn-ramp-mask-device",
+]
+ENGINE = [
+    "--block-size",
+    "--chunk-size",
+    "--debug-force-preemption-interval",
+    "--enforce-eager",
+    "--no-enforce-eager",
+    "--gpu-memory-utilization",
+    "--kv-cache-memory-bytes",
+    "--kv-dtype",
+    "--lag",
+    "--max-model-len",
+    "--max-num-batched-tokens",
+    "--max-num-seqs",
+    "--preemption",
+    "--prefix-cache",
+    "--no-prefix-cache",
+    "--swap-memory-bytes",
+]
+PARALLEL = [
+    "--collective-timeout",
+    "--expert-parallel",
+    "--no-expert-parallel",
+    "--redundant-experts",
+    "--reduce-dtype",
+    "--tp",
+    "--tp-layout",
+    "--verify",
+    "--no-verify",
+]
+SAMPLING = [
+    "--ignore-eos",
+    "--no-ignore-eos",
+    "--max-tokens",
+    "--min-p",
+    "--n",
+    "-n",
+    "--seed",
+    "--stop",
+    "--temperature",
+    "--top-k",
+    "--top-p",
+]
+SWITCHED = [*MODEL, *CONTRACT, *ENGINE, *PARALLEL]
+JSONL = ["--input", "-i", "--output", "-o"]
 FROZEN = {
+    "pagedctl generate": sorted(
+        [
+            *SWITCHED,
+            *SAMPLING,
+            *FILES,
+            *JSONL,
+            "--chat",
+            "--no-chat",
+            "--keep",
+            "--prompt",
+            "--resume",
+            "--no-resume",
+        ]
+    ),
+    "pagedctl bench": sorted(
+        [*SWITCHED, *SAMPLING, *FILES, "--repeats", "--suite", "--warmup", "--workload"]
+    ),
     "pagedctl env": FILES,
     "pagedctl models list": FILES,
     "pagedctl models inspect": sorted([*FILES, "--tp"]),

@@ -1,0 +1,135 @@
+"""What a run of completions amounts to: counts, the manifest's metrics, and the last line."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from pagedctl.engine.request import Completion, Request, RequestFailure, RequestId, Stats
+from pagedctl.errors import Fault, RequestError
+
+FINISH_REASONS = ("stop", "length", "abort")
+
+
+class Tally:
+    """Counts requests as they are asked, refused, completed and failed.
+
+    ``wall_s`` is the time in the engine, without reading, tokenising and writing.
+    """
+
+    def __init__(self) -> None:
+        self.num_requests = 0
+        self.num_samples = 0
+        self.num_refused = 0
+        self.num_finished = 0
+        self.output_tokens = 0
+        self.wall_s = 0.0
+        self._prompt_tokens = 0
+        self._samples_each: set[int] = set()
+        self._reasons: Counter[str] = Counter()
+        self._lengths: list[int] = []
+        self._failed: dict[RequestId, RequestFailure] = {}
+        self._late: list[Fault] = []
+
+    @contextmanager
+    def engine_time(self) -> Iterator[None]:
+        """Count the block's time into ``wall_s``."""
+        started_s = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.wall_s += time.perf_counter() - started_s
+
+    def ask(self, request: Request) -> None:
+        """A request that the engine took."""
+        self.num_requests += 1
+        self.num_samples += request.params.n
+        self._samples_each.add(request.params.n)
+        self._prompt_tokens += len(request.prompt_token_ids)
+
+    def refuse(self, error: RequestError | None = None) -> None:
+        """A request without an answer; *error* where it was refused by the engine itself."""
+        self.num_refused += 1
+        self._late += error.faults if error is not None else ()
+
+    def finish(self, completion: Completion) -> None:
+        """One sample, complete or failed."""
+        length = len(completion.token_ids)
+        self.num_finished += 1
+        self.output_tokens += length
+        self._lengths.append(length)
+        if completion.finish_reason is not None:
+            self._reasons[completion.finish_reason] += 1
+        if completion.error is not None:
+            self._failed.setdefault(completion.id, completion.error)
+
+    @property
+    def num_failed(self) -> int:
+        """Requests of which a sample failed mid-run."""
+        return len(self._failed)
+
+    def problems(self) -> RequestError | None:
+        """What the engine refused and what failed mid-run, as one error; None if nothing."""
+        faults = [*self._late, *map(_fault_of, self._failed.values())]
+        return RequestError.of_kind("bad_field", faults) if faults else None
+
+    def metrics(self, stats: Stats | None, *, end_to_end_s: float) -> dict[str, object]:
+        """The manifest's ``metrics``; rates are None where nothing ran.
+
+        *end_to_end_s* has reading, tokenising and writing in it. *stats* None: no engine.
+        """
+        wall_s = self.wall_s
+        ran = wall_s > 0 and self.num_finished > 0
+        lengths = sorted(self._lengths)
+        completed = self.num_requests - self.num_failed
+        total_tokens = self._prompt_tokens + self.output_tokens
+        return {
+            "wall_s": wall_s,
+            "requests_completed": completed,
+            "requests_failed": self.num_failed,
+            "requests_refused": self.num_refused,
+            "prompt_tokens": self._prompt_tokens,
+            "output_tokens": self.output_tokens,
+            "output_tokens_per_s": self.output_tokens / wall_s if ran else None,
+            "total_tokens_per_s": total_tokens / wall_s if ran else None,
+            "tokens_per_s_end_to_end": self.output_tokens / end_to_end_s if ran else None,
+            "requests_per_s": completed / wall_s if ran else None,
+            "finish_reasons": self._reason_counts(),
+            "len_p50": lengths[(len(lengths) - 1) // 2] if lengths else None,
+            "len_max": lengths[-1] if lengths else None,
+            "preemptions": stats.preemptions if stats else None,
+            "forward_tokens": stats.forward_tokens if stats else None,
+            "prefix_hit_tokens": stats.prefix_hit_tokens if stats else None,
+        }
+
+    def summary(self, stats: Stats | None) -> str:
+        """The run in one line."""
+        rate = self.output_tokens / self.wall_s if self.wall_s > 0 else 0.0
+        reasons = " ".join(f"{name} {count}" for name, count in self._reason_counts().items())
+        parts = [
+            f"{self.num_requests:,} requests x {self._samples_text()}",
+            f"{self.output_tokens:,} tokens",
+            f"{self.wall_s:,.1f} s",
+            f"{rate:,.0f} output tokens/s",
+            reasons,
+            f"prefix hits {stats.prefix_hit_tokens if stats else 0:,}",
+            f"preemptions {stats.preemptions if stats else 0:,}",
+        ]
+        if self.num_failed:
+            parts.append(f"failed {self.num_failed:,}")
+        if self.num_refused:
+            parts.append(f"refused {self.num_refused:,}")
+        return " · ".join(parts)
+
+    def _reason_counts(self) -> Mapping[str, int]:
+        return {name: self._reasons[name] for name in FINISH_REASONS}
+
+    def _samples_text(self) -> str:
+        least, most = min(self._samples_each, default=1), max(self._samples_each, default=1)
+        return str(least) if least == most else f"{least}..{most}"
+
+
+def _fault_of(failure: RequestFailure) -> Fault:
+    return Fault(what=failure.what, where=failure.where, rule=failure.rule, remedy=failure.remedy)

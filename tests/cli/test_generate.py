@@ -1,0 +1,448 @@
+"""``pagedctl generate``: files, streams, refusals and ends."""
+
+from __future__ import annotations
+
+import errno
+import gzip
+import hashlib
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pagedctl.cli.completion_output import FileOutput
+from pagedctl.cli.main import main
+from pagedctl.engine.engine import Engine
+from pagedctl.engine.request import Completion, RequestFailure
+from pagedctl.numerics.random_stream import derive_seed
+
+SMALL = ("--kv-cache-memory-bytes", "16MiB")
+REQUEST = {"id": "a", "prompt_token_ids": [5, 6, 7], "max_tokens": 4, "ignore_eos": True}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Done:
+    """What one run left behind."""
+
+    code: int
+    out: str
+    err: str
+    folder: Path
+
+    def lines(self, name: str = "out.jsonl") -> list[dict[str, Any]]:
+        return parsed((self.folder / name).read_text())
+
+    def manifest(self, name: str = "out.jsonl.manifest.json") -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.folder / name).read_bytes())
+        return found
+
+    @property
+    def files(self) -> set[str]:
+        return {path.name for path in self.folder.iterdir() if path.is_file()}
+
+
+Generate = Callable[..., Done]
+
+
+@pytest.fixture
+def generate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Iterator[Generate]:
+    """Run the command in this process, in an empty folder, with *stdin* as its input."""
+    for name in [name for name in os.environ if name.startswith("PAGEDCTL_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.chdir(tmp_path)
+    on_term, stdin = signal.getsignal(signal.SIGTERM), os.dup(0)
+
+    def run(*words: str, stdin: bytes = b"") -> Done:
+        reader, writer = os.pipe()
+        os.write(writer, stdin)
+        os.close(writer)
+        os.dup2(reader, 0)
+        os.close(reader)
+        capfd.readouterr()
+        code = main(["generate", *words])
+        out, err = capfd.readouterr()
+        return Done(code=code, out=out, err=err, folder=tmp_path)
+
+    yield run
+    os.dup2(stdin, 0)
+    os.close(stdin)
+    signal.signal(signal.SIGTERM, on_term)
+
+
+def parsed(text: str) -> list[dict[str, Any]]:
+    assert not text or text.endswith("\n")
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def write_lines(path: Path, *lines: dict[str, Any] | str) -> Path:
+    texts = [line if isinstance(line, str) else json.dumps(line) for line in lines]
+    path.write_text("\n".join(texts) + "\n")
+    return path
+
+
+def test_a_file_of_requests_becomes_a_file_of_completions(
+    generate: Generate, tmp_path: Path
+) -> None:
+    path = write_lines(
+        tmp_path / "in.jsonl",
+        {**REQUEST, "n": 2, "answer": "18", "metadata": {"a": 1}},
+        "",
+        {"messages": [{"role": "user", "content": "Tom has 3 apples."}], "max_tokens": 3},
+        {"prompt": "Tom", "temperature": 0, "max_tokens": 2, "seed": 7},
+    )
+    done = generate("-i", "in.jsonl", "-o", "out.jsonl", "--keep", "answer", "--seed", "9", *SMALL)
+    assert (done.code, done.files) == (0, {"in.jsonl", "out.jsonl", "out.jsonl.manifest.json"})
+    lines = {(line["id"], line["sample"]): line for line in done.lines()}
+    assert set(lines) == {("a", 0), ("a", 1), (2, 0), (3, 0)}
+    for line in lines.values():
+        assert len(line["token_ids"]) == len(line["logprobs"])
+        assert isinstance(line["text"], str)
+    assert lines["a", 0]["metadata"] == {"a": 1, "answer": "18"}
+    assert lines["a", 0]["seed"] == derive_seed(9, "a")
+    assert lines["a", 1]["seed"] == derive_seed(derive_seed(9, "a"), 1)
+    assert lines[3, 0]["seed"] == 7
+    assert lines[2, 0]["prompt_token_ids"][0] == 1  # <|im_start|>
+
+    manifest = done.manifest()
+    assert (manifest["status"], manifest["model"]["name"]) == ("complete", "embedded")
+    assert manifest["config"]["seed"] == 9
+    assert manifest["config_origin"]["seed"] == "flag"
+    assert manifest["config"]["keep"] == ["answer"]
+    for role, name in (("input", "in.jsonl"), ("output", "out.jsonl")):
+        data = (tmp_path / name).read_bytes()
+        entry = {
+            "role": role,
+            "path": name,
+            "sha256": hashlib.sha256(data).hexdigest(),
+            "bytes": len(data),
+        }
+        assert entry in manifest["files"]
+    assert manifest["workload"]["sha256"] == hashlib.sha256(path.read_bytes()).hexdigest()
+    metrics = manifest["metrics"]
+    assert metrics["requests_completed"] == 3
+    assert metrics["output_tokens"] == sum(len(line["token_ids"]) for line in lines.values())
+    assert done.out.startswith("3 requests x 1..2 · ")
+    assert done.err.splitlines()[-1] == "manifest: out.jsonl.manifest.json"
+
+
+def test_stdin_to_stdout_has_nothing_but_lines_on_stdout(generate: Generate) -> None:
+    data = gzip.compress(json.dumps(REQUEST).encode() + b"\r\n")
+    done = generate("--json", "m.json", *SMALL, stdin=data)
+    assert done.code == 0
+    (line,) = parsed(done.out)
+    assert (line["id"], line["finish_reason"], line["stop_reason"]) == ("a", "length", None)
+    summary, note = done.err.splitlines()[-2:]
+    assert summary.startswith("1 requests x 1 · 4 tokens · ")
+    assert summary.endswith("· stop 0 length 1 abort 0 · prefix hits 0 · preemptions 0")
+    assert note == "manifest: m.json"
+    (entry,) = done.manifest("m.json")["files"]
+    assert (entry["path"], entry["sha256"]) == ("stdin", hashlib.sha256(data).hexdigest())
+
+
+def test_prompts_on_the_command_line_are_requests_in_order(generate: Generate) -> None:
+    words = ("--prompt", "Tom", "--prompt", "Ann has", "--max-tokens", "1", "-n", "2", "-o", "-")
+    done = generate(*words, "--chat", "--ignore-eos", "--quiet", *SMALL)
+    assert (done.code, done.err) == (0, "")
+    lines = parsed(done.out)
+    assert sorted((line["id"], line["sample"]) for line in lines) == [
+        (0, 0),
+        (0, 1),
+        (1, 0),
+        (1, 1),
+    ]
+    assert len({tuple(line["prompt_token_ids"]) for line in lines}) == 2
+
+
+def test_refused_lines_become_error_lines_and_the_others_are_served(
+    generate: Generate, tmp_path: Path
+) -> None:
+    write_lines(
+        tmp_path / "in.jsonl",
+        REQUEST,
+        {"prompt_token_ids": []},
+        "nonsense",
+        {**REQUEST, "id": "b", "top_p": 1.5, "temprature": 1},
+        REQUEST,
+        {**REQUEST, "id": "c"},
+    )
+    done = generate("-i", "in.jsonl", "-o", "out.jsonl", *SMALL)
+    assert done.code == 2
+    errors = [(one["id"], one["error"]["kind"]) for one in done.lines() if "error" in one]
+    assert errors == [
+        (1, "empty_prompt"),
+        (None, "bad_json"),
+        ("b", "unknown_field"),
+        ("a", "duplicate_id"),
+    ]
+    assert [one["id"] for one in done.lines() if "error" not in one] == ["a", "c"]
+    assert 'where: in.jsonl, line 4 (id "b"), field top_p' in done.err
+    assert done.err.count("error: ") == 5
+    assert done.out.rstrip().endswith("refused 4")
+    manifest = done.manifest()
+    assert manifest["status"] == "complete"
+    assert manifest["metrics"]["requests_refused"] == 4
+
+
+def test_no_weights_are_loaded_where_every_line_is_refused(
+    generate: Generate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_lines(tmp_path / "in.jsonl", {"prompt_token_ids": [-1]})
+
+    def no_engine(*arguments: object, **options: object) -> None:
+        raise AssertionError("an engine was built")
+
+    monkeypatch.setattr(Engine, "__init__", no_engine)
+    done = generate("-i", "in.jsonl", "-o", "out.jsonl", *SMALL)
+    assert done.code == 2
+    assert [line["error"]["kind"] for line in done.lines()] == ["out_of_vocabulary"]
+    assert done.manifest()["metrics"]["output_tokens_per_s"] is None
+
+
+def test_an_empty_input_gives_an_empty_output_and_a_warning(
+    generate: Generate, tmp_path: Path
+) -> None:
+    (tmp_path / "in.jsonl").write_text("\n")
+    done = generate("-i", "in.jsonl", "-o", "out.jsonl", *SMALL)
+    assert (done.code, done.lines()) == (0, [])
+    assert "warning: the input holds no requests" in done.err
+
+
+def test_a_request_that_the_pool_cannot_hold_is_refused_alone(
+    generate: Generate, tmp_path: Path
+) -> None:
+    """The pool lowers a derived max_model_len, which is known only once it is sized."""
+    write_lines(tmp_path / "in.jsonl", {"prompt_token_ids": [5] * 1500}, REQUEST)
+    done = generate("-i", "in.jsonl", "-o", "out.jsonl", "--kv-cache-memory-bytes", "1MiB")
+    assert done.code == 2
+    refused, served = done.lines()
+    assert (refused["id"], refused["error"]["kind"]) == (0, "too_long")
+    assert served["id"] == "a"
+    assert "error: the prompt has 1500 tokens" in done.err
+
+
+@pytest.mark.parametrize("taken", ["out.jsonl", "out.jsonl.partial.json"])
+def test_an_existing_output_is_refused_and_untouched(
+    generate: Generate, tmp_path: Path, taken: str
+) -> None:
+    (tmp_path / taken).write_text("precious")
+    done = generate("--prompt", "Tom", "-o", "out.jsonl")
+    assert done.code == 2
+    assert f"error: {taken} exists" in done.err
+    assert (tmp_path / taken).read_text() == "precious"
+    assert done.files == {taken}
+
+
+@pytest.mark.parametrize(
+    ("words", "first"),
+    [
+        (("--resume",), "error: --resume is not available in this version"),
+        (("--explain-numerics",), "error: --explain-numerics is not available"),
+        (("--stop", "END"), "error: stop ['END'] is not available in this version"),
+        (("-i", "absent.jsonl"), "error: the input cannot be read: No such file"),
+        (("-i", "-"), "error: --input and --prompt exclude each other"),
+        (("--json", "-o", "-"), "error: --json without a path would mix"),
+        (("-o", "no/such/folder.jsonl"), "error: folder no/such does not exist"),
+        (("--top-p", "0"), "error: top_p 0 is out of range"),
+        (("--model", "nothing/here"), 'error: model "nothing/here" was not found'),
+    ],
+)
+def test_what_cannot_work_is_refused_and_nothing_is_written(
+    generate: Generate, words: tuple[str, ...], first: str
+) -> None:
+    prompt = () if words[:2] == ("-i", "absent.jsonl") else ("--prompt", "Tom")
+    output = () if "-o" in words else ("-o", "out.jsonl")
+    done = generate(*prompt, *output, *words)
+    assert (done.code, done.out, done.files) == (2, "", set())
+    assert done.err.startswith(first)
+
+
+def test_the_bare_manifest_goes_to_stdout_where_lines_go_to_a_file(
+    generate: Generate, tmp_path: Path
+) -> None:
+    write_lines(tmp_path / "in.jsonl", REQUEST)
+    done = generate("-i", "in.jsonl", "-o", "out.jsonl", "--json", *SMALL)
+    assert json.loads(done.out) == done.manifest()
+
+
+def test_a_request_that_fails_mid_run_keeps_its_tokens(
+    generate: Generate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_lines(tmp_path / "in.jsonl", REQUEST, {**REQUEST, "id": "b"})
+    step = Engine.step
+    failure = RequestFailure(
+        kind="non_finite", what="the logits held NaN", where="request b", rule="r", remedy="m"
+    )
+
+    def failing_step(engine: Engine) -> list[Completion]:
+        return [
+            replace(one, finish_reason=None, error=failure) if one.id == "b" else one
+            for one in step(engine)
+        ]
+
+    monkeypatch.setattr(Engine, "step", failing_step)
+    done = generate("-i", "in.jsonl", "-o", "out.jsonl", *SMALL)
+    assert done.code == 2
+    lines = {line["id"]: line for line in done.lines()}
+    assert "error" not in lines["a"]
+    assert lines["b"]["error"]["kind"] == "non_finite"
+    assert len(lines["b"]["token_ids"]) == len(lines["b"]["logprobs"]) == 4
+    assert "error: the logits held NaN" in done.err
+    assert done.manifest()["metrics"]["requests_failed"] == 1
+
+
+def test_ctrl_c_keeps_whole_lines_and_closes_the_manifest(
+    generate: Generate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_lines(tmp_path / "in.jsonl", {**REQUEST, "max_tokens": 1}, {**REQUEST, "id": "b"})
+    step = Engine.step
+    seen: list[set[str]] = []
+
+    def interrupted_step(engine: Engine) -> list[Completion]:
+        if engine.stats().steps == 2:
+            seen.append({path.name for path in tmp_path.iterdir()})
+            raise KeyboardInterrupt
+        return step(engine)
+
+    monkeypatch.setattr(Engine, "step", interrupted_step)
+    done = generate("-i", "in.jsonl", "-o", "out.jsonl", *SMALL)
+    assert done.code == 130
+    assert [line["id"] for line in done.lines()] == ["a"]
+    manifest = done.manifest()
+    assert manifest["status"] == "interrupted"
+    assert [one["role"] for one in manifest["files"]] == ["input", "output"]
+    assert seen == [{"in.jsonl", "out.jsonl", "out.jsonl.partial.json"}]
+    assert done.files == {"in.jsonl", "out.jsonl", "out.jsonl.manifest.json"}
+
+
+def test_a_broken_model_fails_with_a_manifest_and_without_an_output(
+    generate: Generate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = generate("--prompt", "Tom", "-o", "out.jsonl", "--kv-cache-memory-bytes", "1")
+    assert done.code == 2
+    assert done.manifest()["status"] == "failed"
+    assert done.files == {"out.jsonl.manifest.json"}
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)]
+)
+def test_a_signal_leaves_whole_lines_and_the_runs_header(
+    tmp_path: Path, clean_environ: dict[str, str], number: signal.Signals, code: int
+) -> None:
+    """An end by Ctrl-C has a manifest; a kill leaves the header that stands for it."""
+    write_lines(
+        tmp_path / "in.jsonl",
+        {**REQUEST, "max_tokens": 1},
+        {**REQUEST, "id": "b", "max_tokens": 2000, "n": 8},
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-m", "pagedctl", "generate", "-i", "in.jsonl", "-o", "out.jsonl", "-q"],
+        cwd=tmp_path,
+        env=clean_environ,
+        stdin=subprocess.DEVNULL,
+    )
+    output = tmp_path / "out.jsonl"
+    deadline = time.monotonic() + 100
+    while not output.exists() or b"\n" not in output.read_bytes():
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    process.send_signal(number)
+    assert process.wait(timeout=60) == code
+    assert [line["id"] for line in parsed(output.read_text())] == ["a"]
+    partial, manifest = (tmp_path / f"out.jsonl.{end}.json" for end in ("partial", "manifest"))
+    left = partial if number == signal.SIGKILL else manifest
+    assert partial.exists() != manifest.exists()
+    found = json.loads(left.read_bytes())
+    assert (found["status"], found["config"]["input"]) == ("interrupted", "in.jsonl")
+    assert found["model"]["name"] == "embedded"
+
+
+def test_a_terminal_gets_text_and_is_not_read(
+    tmp_path: Path, clean_environ: dict[str, str]
+) -> None:
+    """Text on a terminal; without an input, a terminal as stdin is refused at once."""
+    primary, secondary = pty.openpty()
+    words = ["--prompt", "Tom has 3", "--max-tokens", "3", "--no-progress", "--quiet", *SMALL]
+    done = subprocess.run(
+        [sys.executable, "-m", "pagedctl", "generate", *words],
+        cwd=tmp_path,
+        env=clean_environ,
+        stdin=secondary,
+        stdout=secondary,
+        stderr=subprocess.PIPE,
+        timeout=120,
+        check=False,
+    )
+    os.write(secondary, b"<end>")
+    shown = ""
+    while "<end>" not in shown:
+        shown += os.read(primary, 1 << 16).decode()
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert shown.endswith("\r\n<end>")
+    assert "{" not in shown
+    refused = subprocess.run(
+        [sys.executable, "-m", "pagedctl", "generate"],
+        cwd=tmp_path,
+        env=clean_environ,
+        stdin=secondary,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    os.close(primary)
+    os.close(secondary)
+    assert refused.returncode == 2
+    assert refused.stderr.startswith("error: there is nothing to complete")
+
+
+def test_a_reader_that_goes_away_is_an_interruption_and_no_fault_of_ours(
+    generate: Generate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def closed_pipe(*arguments: object) -> None:
+        raise BrokenPipeError
+
+    monkeypatch.setattr("pagedctl.cli.completion_output.LinesOutput._write", closed_pipe)
+    done = generate("--prompt", "Tom", "--max-tokens", "1", "--json", "m.json", *SMALL)
+    assert (done.code, done.manifest("m.json")["status"]) == (2, "interrupted")
+
+
+def test_a_full_disk_is_refused_and_leaves_whole_lines(
+    generate: Generate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half a line that was written before the disk was full is taken back."""
+    write_lines(tmp_path / "in.jsonl", {**REQUEST, "max_tokens": 1}, {**REQUEST, "id": "b"})
+    write, written = os.write, []
+
+    def filling_write(descriptor: int, data: bytes) -> int:
+        written.append(data)
+        if len(written) == 2:
+            return write(descriptor, data[:10])
+        if len(written) == 3:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(descriptor, data)
+
+    opened = FileOutput.__init__
+
+    def open_on_a_full_disk(output: FileOutput, path: Path) -> None:
+        opened(output, path)
+        monkeypatch.setattr("pagedctl.cli.completion_output.os.write", filling_write)
+
+    monkeypatch.setattr(FileOutput, "__init__", open_on_a_full_disk)
+    done = generate("-i", "in.jsonl", "-o", "out.jsonl", "--json", "m.json", *SMALL)
+    assert done.code == 2
+    assert "error: cannot write out.jsonl: No space left on device" in done.err
+    assert [line["id"] for line in done.lines()] == ["a"]
