@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from pagedctl.errors import Fault, ModelError
+from pagedctl.models.json_object import read_object
 from pagedctl.models.reader import SpecWarning, shown
-from pagedctl.models.strict_json import read_object
 
 INDEX_NAME = "model.safetensors.index.json"
 SUFFIX = ".safetensors"

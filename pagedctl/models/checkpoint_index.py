@@ -7,8 +7,8 @@ else other files hold.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 from pathlib import Path
@@ -16,6 +16,7 @@ from pathlib import Path
 from pagedctl.errors import Fault, ModelError
 from pagedctl.models.architecture import EMBEDDING_NAME, HEAD_NAME, RECOMPUTED_BUFFER
 from pagedctl.models.checkpoint_files import INDEX_NAME, CheckpointFiles, find_checkpoint_files
+from pagedctl.models.file_stamp import FileStamp, stamp_of
 from pagedctl.models.reader import SpecWarning
 from pagedctl.models.safetensors_header import StoredTensor, read_header
 
@@ -33,11 +34,13 @@ class CheckpointIndex:
     """Where each tensor of a checkpoint lies: file (relative to *folder*), dtype, shape, bytes.
 
     As read, it holds every stored tensor; after ``match_checkpoint`` exactly those that
-    the model needs, in the model's order.
+    the model needs, in the model's order. ``stamps`` has one entry per file: a file that no
+    longer has its stamp is not what was checked.
     """
 
     folder: Path
     files: tuple[str, ...]
+    stamps: tuple[FileStamp, ...]
     tensors: tuple[StoredTensor, ...]
     warnings: tuple[SpecWarning, ...] = ()
 
@@ -60,27 +63,31 @@ def read_checkpoint(folder: Path) -> CheckpointIndex:
     """
     found = find_checkpoint_files(folder)
     headers: dict[str, tuple[StoredTensor, ...]] = {}
+    stamps: list[FileStamp] = []
     faults: list[Fault] = []
     for file in found.files:
         try:
+            stamps.append(stamp_of(folder / file))  # before the header, so that no change escapes
             headers[file] = read_header(folder / file, file=file)
         except ModelError as error:
             faults.extend(error.faults)
     if faults:
         raise ModelError.of(faults)
     stored = [tensor for file in found.files for tensor in headers[file]]
-    if found.weight_map is None:
-        return CheckpointIndex(folder=folder, files=found.files, tensors=tuple(stored))
-    return _by_authority(found, found.weight_map, stored)
+    index = CheckpointIndex(
+        folder=folder, files=found.files, stamps=tuple(stamps), tensors=tuple(stored)
+    )
+    return index if found.weight_map is None else _by_authority(index, found, found.weight_map)
 
 
 def _by_authority(
-    found: CheckpointFiles, weight_map: Mapping[str, str], stored: Iterable[StoredTensor]
+    index: CheckpointIndex, found: CheckpointFiles, weight_map: Mapping[str, str]
 ) -> CheckpointIndex:
+    """*index* without the copies that its files hold of tensors mapped to other files."""
     tensors: dict[str, StoredTensor] = {}
     copies: dict[str, list[str]] = {}
     faults: list[Fault] = []
-    for tensor in stored:
+    for tensor in index.tensors:
         assigned = weight_map.get(tensor.name)
         if assigned == tensor.file:
             tensors[tensor.name] = tensor
@@ -102,12 +109,7 @@ def _by_authority(
         for name, files in copies.items()
         for file in files
     )
-    return CheckpointIndex(
-        folder=found.folder,
-        files=found.files,
-        tensors=tuple(tensors.values()),
-        warnings=found.warnings + warnings,
-    )
+    return replace(index, tensors=tuple(tensors.values()), warnings=found.warnings + warnings)
 
 
 def _unknown_to_index(folder: Path, tensor: StoredTensor) -> Fault:

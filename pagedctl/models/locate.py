@@ -66,9 +66,7 @@ def locate_model(text: str, *, environ: Mapping[str, str] | None = None) -> Mode
     if text == EMBEDDED_NAME:
         return embedded_location()
     if text in BUILTIN:
-        return ModelLocation(
-            kind="builtin", name=text, path=None, source=f"built-in architecture {text}"
-        )
+        return builtin_location(text)
     match = REPOSITORY.fullmatch(text)
     if match is None:
         raise _unknown(text, "no such path, built-in architecture or org/name")
@@ -88,6 +86,12 @@ def embedded_location() -> ModelLocation:
     return ModelLocation(
         kind="embedded", name=EMBEDDED_NAME, path=EMBEDDED_FOLDER, source="embedded in pagedctl"
     )
+
+
+def builtin_location(name: str) -> ModelLocation:
+    """The built-in architecture *name*, which has no folder."""
+    source = f"built-in architecture {name}"
+    return ModelLocation(kind="builtin", name=name, path=None, source=source)
 
 
 def cache_folder(environ: Mapping[str, str]) -> Path:

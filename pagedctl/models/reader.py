@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pagedctl.errors import Fault
-from pagedctl.models.strict_json import json_kind
+from pagedctl.models.json_object import json_kind
 
 MAX_INTEGER = 2**31 - 1
 

@@ -20,10 +20,10 @@ from pagedctl.models.checkpoint_index import (
 from pagedctl.models.checkpoint_match import match_checkpoint
 from pagedctl.models.config_json import SERVED_DTYPES, ParsedConfig, eos_range_faults, parse_config
 from pagedctl.models.eos import EosSources, ids_of, unite
+from pagedctl.models.json_object import read_object
 from pagedctl.models.locate import ModelLocation
 from pagedctl.models.reader import ConfigReader, SpecWarning
 from pagedctl.models.spec import ModelSpec
-from pagedctl.models.strict_json import read_object
 from pagedctl.models.tokenizer_files import (
     TOKENIZER_CONFIG,
     TokenizerFiles,

@@ -13,8 +13,8 @@ from math import prod
 from pathlib import Path
 
 from pagedctl.errors import Fault, ModelError, PagedctlError
+from pagedctl.models.json_object import parse_object
 from pagedctl.models.reader import shown
-from pagedctl.models.strict_json import parse_object
 
 LENGTH_BYTES = 8
 MAX_HEADER_BYTES = 100_000_000

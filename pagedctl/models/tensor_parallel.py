@@ -75,6 +75,8 @@ def shard_bounds(spec: ModelSpec, tensor: TensorSpec, *, tp: int, rank: int) -> 
 
     Vocabulary rows are real rows only: the last ranks may hold fewer, or none.
     """
+    if not 0 <= rank < tp:
+        raise ValueError(f"rank {rank} is not in [0, {tp})")
     size = tensor.shape[1] if tensor.shard == "columns" else tensor.shape[0]
     if tensor.shard == "replicated":
         return 0, size

@@ -8,8 +8,8 @@ from pathlib import Path
 import orjson
 
 from pagedctl.errors import ModelError
+from pagedctl.models.json_object import read_object
 from pagedctl.models.reader import ConfigReader, SpecWarning, shown
-from pagedctl.models.strict_json import read_object
 
 TOKENIZER_JSON = "tokenizer.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"

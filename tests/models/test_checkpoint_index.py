@@ -134,8 +134,8 @@ def test_a_header_that_does_not_add_up_is_refused(
         (b"\x08\0\0", "truncated: 3 bytes"),
         ((100).to_bytes(8, "little") + b"{}", "truncated: its header ends at byte 108 of 10"),
         (b"PK\x03\x04rest of a zip file", "not safetensors"),
-        ((2).to_bytes(8, "little") + b"[]", "not strict JSON"),
-        ((13).to_bytes(8, "little") + b'{"a":1,"a":1}', "stands twice"),
+        ((2).to_bytes(8, "little") + b"[]", "a list, not an object"),
+        ((13).to_bytes(8, "little") + b'{"a":1,"a":1}', "appears twice"),
     ],
 )
 def test_what_is_not_a_safetensors_file_is_refused(

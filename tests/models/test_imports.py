@@ -11,8 +11,8 @@ import pagedctl.models
 
 TORCH_FREE = (
     "architecture builtin checkpoint_files checkpoint_index checkpoint_match config_json "
-    "config_keys eos locate reader resolve rope rope_block rope_config safetensors_header spec "
-    "strict_json tensor_parallel tokenizer_files windows"
+    "config_keys eos file_stamp inspection json_object locate model_digest reader resolve rope "
+    "rope_block rope_config safetensors_header spec tensor_parallel tokenizer_files windows"
 )
 HEAVY = ("torch", "numpy", "transformers", "tokenizers", "safetensors", "triton")
 
