@@ -15,6 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 if os.environ.get("PYTEST_XDIST_WORKER"):
     # Two workers with two threads each on two cores wait for each other in spinning barriers.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 Cli = Callable[..., subprocess.CompletedProcess[str]]
 

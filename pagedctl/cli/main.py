@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from types import FrameType
 from typing import Any
 
@@ -67,6 +67,7 @@ def run(argv: list[str] | None = None) -> None:
 def main(argv: list[str]) -> int:
     """Run one command and return its exit code."""
     signal.signal(signal.SIGTERM, _terminate)
+    _wait_politely(os.environ)
     try:
         return int(_dispatch(argv))
     except PagedctlError as error:
@@ -152,6 +153,17 @@ def _body(entry: str) -> Callable[[Session], int]:
     module, _, function = entry.partition(":")
     body: Callable[[Session], int] = getattr(importlib.import_module(module), function)
     return body
+
+
+def _wait_politely(environ: MutableMapping[str, str]) -> None:
+    """Keep OpenMP's barriers from spinning long; it reads this when torch is loaded.
+
+    Measured with the embedded model on two cores: two runs at once made 101 tokens/s each with
+    libgomp's default and 1,300 with this; a run alone made 2,930 and 2,940. A policy that the
+    user chose is kept.
+    """
+    if "OMP_WAIT_POLICY" not in environ:
+        environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 
 def _terminate(number: int, frame: FrameType | None) -> None:

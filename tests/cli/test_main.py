@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from pagedctl.cli.main import _wait_politely
 from tests.conftest import Cli
 
 HOOK = """
@@ -187,3 +188,19 @@ def test_version_names_the_tool(cli: Cli) -> None:
     done = cli("--version")
     assert done.returncode == 0
     assert done.stdout.split()[0] == "pagedctl"
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        ({}, {"GOMP_SPINCOUNT": "1000"}),
+        ({"GOMP_SPINCOUNT": "7"}, {"GOMP_SPINCOUNT": "7"}),
+        ({"OMP_WAIT_POLICY": "active"}, {"OMP_WAIT_POLICY": "active"}),
+    ],
+)
+def test_barriers_do_not_spin_long_unless_the_user_says_so(
+    given: dict[str, str], kept: dict[str, str]
+) -> None:
+    environ = dict(given)
+    _wait_politely(environ)
+    assert environ == kept

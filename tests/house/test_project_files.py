@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_generated_pages_are_current() -> None:
-    script = ROOT / "scripts" / "write_docs.py"
+@pytest.mark.parametrize("script", ["write_docs.py", "write_examples.py"])
+def test_generated_files_are_current(script: str) -> None:
     done = subprocess.run(
-        [sys.executable, str(script), "--check"], capture_output=True, text=True, check=False
+        [sys.executable, str(ROOT / "scripts" / script), "--check"],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stdout
 
@@ -29,6 +35,6 @@ def test_every_module_says_its_duty() -> None:
         path
         for base in ("pagedctl", "kernels", "scripts", "tests")
         for path in (ROOT / base).rglob("*.py")
-        if not path.read_text(encoding="utf-8").lstrip().startswith('"""')
+        if not ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
     ]
     assert silent == []
