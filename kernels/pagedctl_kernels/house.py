@@ -32,7 +32,7 @@ _CPU_PRODUCT = (
     ("isa", "{isa}"),
     ("threads", "{threads}"),
 )
-_CPU_TRANSCENDENTAL = (("transcendental", "torch on contiguous rows, {isa}"),)
+_CPU_TRANSCENDENTAL = (("transcendental", "exp and log of {library}, {isa}"),)
 
 
 def _template(op: str, device_class: str, *terms: tuple[str, str]) -> OrderTemplate:
@@ -52,6 +52,24 @@ GEMM_CPU = _template(
     ("output", "rounded once to {y_dtype}"),
     *_CPU_PRODUCT,
 )
+GEMM_CPU_PER_ROW = _template(
+    "gemm",
+    CPU,
+    ("inputs", "{x_dtype} widened to {internal}"),
+    ("chain", "library product of [1, {k}] x [{k}, N], operands on cache lines"),
+    ("segments", "1"),
+    ("bias", "added to the {internal} sum"),
+    ("output", "rounded once to {y_dtype}"),
+    *_CPU_PRODUCT,
+)
+GEMM_CPU_LIBRARY = _template(
+    "gemm",
+    CPU,
+    ("inputs", "{x_dtype}"),
+    ("chain", "the library's, over K = {k}, which follows the batch"),
+    ("output", "{y_dtype}"),
+    *_CPU_PRODUCT,
+)
 GEMM_HOPPER = _template(
     "gemm",
     HOPPER,
@@ -69,6 +87,26 @@ HEAD_CPU = _template(
     ("chain", "library product of [16, {k}] x [{k}, N], rows zero-padded"),
     ("segments", "1"),
     ("output", "{internal}, never rounded to the model's dtype"),
+    ("head_dtype", "{head_dtype}"),
+    *_CPU_PRODUCT,
+)
+HEAD_CPU_PER_ROW = _template(
+    "head",
+    CPU,
+    ("inputs", "{x_dtype} widened to {internal}"),
+    ("chain", "library product of [1, {k}] x [{k}, N], operands on cache lines"),
+    ("segments", "1"),
+    ("output", "{internal}, never rounded to the model's dtype"),
+    ("head_dtype", "{head_dtype}"),
+    *_CPU_PRODUCT,
+)
+HEAD_CPU_LIBRARY = _template(
+    "head",
+    CPU,
+    ("inputs", "{x_dtype} widened to {internal}"),
+    ("chain", "the library's, over K = {k}, which follows the batch"),
+    ("output", "{internal}, never rounded to the model's dtype"),
+    ("head_dtype", "{head_dtype}"),
     *_CPU_PRODUCT,
 )
 HEAD_HOPPER = _template(
@@ -78,6 +116,7 @@ HEAD_HOPPER = _template(
     ("chain", "k = 0..{k} ascending, one fp32 accumulator, tensor-core products"),
     ("segments", "1"),
     ("output", "float32, never rounded to the model's dtype"),
+    ("head_dtype", "{head_dtype}"),
 )
 
 _NORM_TERMS = (
@@ -141,7 +180,7 @@ ATTENTION_CPU = _template(
     ("products", "library products of 16 query rows with 64-key tiles, head_dim {head_dim}"),
     ("row_sum", "halving tree over the 64 rounded probabilities"),
     *_ATTENTION_TERMS,
-    *_CPU_TRANSCENDENTAL,
+    ("transcendental", "exp2(x) as exp(fl(x * ln 2)) of {library}, {isa}"),
     *_CPU_PRODUCT,
 )
 ATTENTION_HOPPER = _template(
@@ -180,6 +219,7 @@ BLOCK_SUMEXP_HOPPER = _template(
 )
 
 _LOGPROB_TERMS = (
+    ("temperature", "{temperature_form} in {internal}"),
     ("form", "{form}"),
     ("fold", "block sums left to right in {internal}"),
 )
@@ -221,3 +261,11 @@ TABLE: tuple[OrderTemplate, ...] = (
     SAMPLE_CPU,
     SAMPLE_HOPPER,
 )
+
+OTHER_ORDERS: tuple[OrderTemplate, ...] = (
+    GEMM_CPU_PER_ROW,
+    GEMM_CPU_LIBRARY,
+    HEAD_CPU_PER_ROW,
+    HEAD_CPU_LIBRARY,
+)
+"""Orders of leaves beside the house's: the stand-in for an unfit library, and ``fast``."""

@@ -1,0 +1,1 @@
+"""The ops: one folder each, with torch-free specs (``spec``) and implementations."""

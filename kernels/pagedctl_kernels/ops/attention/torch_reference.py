@@ -1,0 +1,191 @@
+"""The CPU leaf of attention: 64-key tiles in 256-key splits, batched over units."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from pagedctl_kernels.house import SPLIT_TOKENS, TILE_KEYS
+from pagedctl_kernels.leaf import CallSite
+from pagedctl_kernels.machine import Machine
+from pagedctl_kernels.ops.attention.tiles import (
+    State,
+    merge,
+    output_rows,
+    score_tiles,
+    split_states,
+)
+from pagedctl_kernels.ops.attention.units import (
+    AttentionWork,
+    Chunk,
+    Geometry,
+    Part,
+    build_work,
+    read_batch,
+)
+from pagedctl_kernels.ops.interfaces import AttentionMetadata
+from pagedctl_kernels.ops.linear import require_threads
+from pagedctl_kernels.ops.product_check import check_tile_products
+from pagedctl_kernels.ops.torch_checks import dtype_fact, expect, int_fact, operand_dtype
+from pagedctl_kernels.plan import LeafUnfit
+
+KEY_BYTES_AT_ONCE = 4 * 2**20
+"""Gathered keys of one part: what stays in a core's cache, and bounds memory."""
+
+
+class TorchAttention:
+    """Batch-invariant; decode, prefill and any chunking give a row the same bits.
+
+    Raises LeafUnfit if this machine's library does not keep the bits of tile products.
+    """
+
+    def __init__(self, site: CallSite, machine: Machine) -> None:
+        window = site.facts["window"]
+        self.head_dim = int_fact(site, "head_dim")
+        self.geometry = Geometry(
+            q_heads=int_fact(site, "q_heads"),
+            kv_heads=int_fact(site, "kv_heads"),
+            block_size=int_fact(site, "block_size"),
+            window=None if window is None else int_fact(site, "window"),
+        )
+        self.dtype = operand_dtype(site, "x")
+        self.internal = dtype_fact(site, "internal")
+        self.p_dtype = dtype_fact(site, "softmax_p_dtype")
+        self.scale = math.log2(math.e) / math.sqrt(self.head_dim)
+        split_bytes = SPLIT_TOKENS * self.head_dim * self.internal.itemsize
+        self.max_items = max(KEY_BYTES_AT_ONCE // split_bytes, 1)
+        require_threads(site, machine)
+        internal = str(site.facts["internal"])
+        verdict = check_tile_products(self.head_dim, internal, machine.threads)
+        if verdict.reason is not None:
+            raise LeafUnfit(verdict.reason)
+        self.short_blocks = verdict.short_blocks
+
+    def prepare(self, metadata: AttentionMetadata) -> AttentionWork:
+        """The step's units and their keys, on the host; raises ValueError if inconsistent."""
+        batch = read_batch(metadata, self.geometry)
+        return build_work(batch, self.geometry, self.max_items, self.short_blocks)
+
+    def __call__(
+        self,
+        q: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        work: AttentionWork,
+    ) -> torch.Tensor:
+        """q D[T, Hq, Dh] -> D[T, Hq, Dh]; the step's own keys are in the caches already.
+
+        Caches D[num_blocks, Hkv, block_size, Dh], contiguous. Rows of q past the metadata's
+        last query give zeros. Order: ``split_states`` of each unit and split, then ``merge``
+        left to right.
+        """
+        self._check(q, k_cache, v_cache, work)
+        queries = _with_padding_row(q, self.internal)
+        run_width = self.geometry.run * self.head_dim
+        keys, values = k_cache.view(-1, run_width), v_cache.view(-1, run_width)
+        out = torch.zeros_like(queries, dtype=self.dtype)
+        for chunk in work.chunks:
+            states = self._empty_states(chunk)
+            for part in chunk.parts:
+                states.put(part.items, self._part_states(part, queries, keys, values, work))
+            rows = output_rows(merge_units(states, chunk), self.dtype)
+            out[chunk.query_rows] = rows.view(-1, self.head_dim)
+        return out[1:].view(q.shape)
+
+    def _part_states(
+        self,
+        part: Part,
+        queries: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        work: AttentionWork,
+    ) -> State:
+        """States of one part's items; keys and values are the caches viewed [runs, run * Dh]."""
+        steps = torch.arange(part.tiles * (TILE_KEYS // self.geometry.run))
+        runs = work.cache_runs[part.key_place.unsqueeze(1) + steps] + part.head_runs.unsqueeze(1)
+        shape = (len(part.items), part.tiles, TILE_KEYS, self.head_dim)
+        k = keys.index_select(0, runs.view(-1)).to(self.internal).view(shape)
+        v = values.index_select(0, runs.view(-1)).to(self.internal).view(shape)
+        scores = score_tiles(queries[part.query_rows], k, self.scale)
+        if not part.interior:
+            hide_keys(scores, v, part, self.geometry.window)
+        return split_states(scores, v, self.p_dtype)
+
+    def _empty_states(self, chunk: Chunk) -> State:
+        shape = (chunk.num_items, chunk.height)
+        return State(
+            torch.empty(shape, dtype=self.internal),
+            torch.empty(shape, dtype=self.internal),
+            torch.empty((*shape, self.head_dim), dtype=self.internal),
+        )
+
+    def _check(
+        self,
+        q: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        work: AttentionWork,
+    ) -> None:
+        geometry = self.geometry
+        expect("attention: q", q, self.dtype, ("T", geometry.q_heads, self.head_dim))
+        blocks = ("num_blocks", geometry.kv_heads, geometry.block_size, self.head_dim)
+        for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
+            expect(f"attention: {name}", cache, self.dtype, blocks)
+            if not cache.is_contiguous():
+                raise ValueError(f"attention: {name} must be contiguous")
+        if q.shape[0] < work.num_tokens:
+            raise ValueError(
+                f"attention: q has {q.shape[0]} rows, the metadata {work.num_tokens} queries"
+            )
+        lowest, highest = work.block_range
+        if lowest < 0 or highest >= min(k_cache.shape[0], v_cache.shape[0]):
+            raise ValueError(
+                f"attention: block tables name blocks {lowest}..{highest}, the caches hold "
+                f"{k_cache.shape[0]} and {v_cache.shape[0]}"
+            )
+
+
+def hide_keys(scores: torch.Tensor, v: torch.Tensor, part: Part, window: int | None) -> None:
+    """Mask in place: scores A[I, n, h, 64] of keys that a row does not see become -infinity,
+    values A[I, n, 64, Dh] that no row sees become zero (what lies there may be anything)."""
+    items, tiles, rows, keys = scores.shape
+    at = part.positions.view(items, 1, rows, 1)
+    key_positions = part.first_key.unsqueeze(1) + torch.arange(tiles * keys)
+    key_positions = key_positions.view(items, tiles, 1, keys)
+    scores.masked_fill_(~visible_keys(key_positions, at, at, window), -torch.inf)
+    first, last = at.amin(dim=2, keepdim=True), at.amax(dim=2, keepdim=True)
+    unseen = ~visible_keys(key_positions, first, last, window)
+    v.view(-1, v.shape[-1]).index_fill_(0, unseen.view(-1).nonzero().squeeze(-1), 0)
+
+
+def visible_keys(
+    keys: torch.Tensor, first: torch.Tensor, last: torch.Tensor, window: int | None
+) -> torch.Tensor:
+    """Which key positions any of the rows at positions first..last sees, as bool; broadcasts.
+
+    A row at p sees key j iff j <= p and, with a window of W keys, j > p - W.
+    """
+    visible = keys <= last
+    if window is not None:
+        visible &= keys > first - window
+    return visible
+
+
+def merge_units(states: State, chunk: Chunk) -> State:
+    """Merge each unit's splits left to right: items' states -> units' states."""
+    merged = states.at(chunk.first_item)
+    for split, count in enumerate(chunk.units_with[1:], start=1):
+        left = State(merged.maximum[:count], merged.total[:count], merged.accumulator[:count])
+        merged.put(slice(count), merge(left, states.at(chunk.first_item[:count] + split)))
+    return merged
+
+
+def _with_padding_row(q: torch.Tensor, internal: torch.dtype) -> torch.Tensor:
+    """[T, Hq, Dh] -> A[1 + T * Hq, Dh], a zero row first."""
+    rows = q.reshape(-1, q.shape[-1]).to(internal)
+    return torch.cat([rows.new_zeros(1, rows.shape[1]), rows])
+
+
+def build(site: CallSite, machine: Machine) -> TorchAttention:
+    return TorchAttention(site, machine)

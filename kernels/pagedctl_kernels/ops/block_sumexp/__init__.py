@@ -1,0 +1,1 @@
+"""Sums of exp over blocks of vocabulary columns: the logprob's partial sums."""

@@ -1,0 +1,1 @@
+"""A linear layer of the decoder."""

@@ -1,0 +1,50 @@
+"""The leaves of gemm: the contract's row blocks, their stand-in, and the library's own call."""
+
+from __future__ import annotations
+
+from pagedctl_kernels.house import GEMM_CPU, GEMM_CPU_LIBRARY, GEMM_CPU_PER_ROW
+from pagedctl_kernels.leaf import (
+    BATCH_INVARIANT,
+    DETERMINISTIC,
+    Capability,
+    LeafSpec,
+    formats,
+)
+from pagedctl_kernels.sites import DTYPES
+
+_FORMATS = formats("x", "w", "y", dtypes=DTYPES)
+
+ROW_BLOCKS = LeafSpec(
+    name="torch.gemm_row_blocks",
+    op="gemm",
+    entry="pagedctl_kernels.ops.gemm.torch_reference:build_row_blocks",
+    formats=_FORMATS,
+    capability=Capability(kind="cpu"),
+    order=GEMM_CPU,
+    features=frozenset({BATCH_INVARIANT, DETERMINISTIC}),
+    priority=10,
+)
+
+PER_ROW = LeafSpec(
+    name="torch.gemm_per_row",
+    op="gemm",
+    entry="pagedctl_kernels.ops.gemm.torch_reference:build_per_row",
+    formats=_FORMATS,
+    capability=Capability(kind="cpu"),
+    order=GEMM_CPU_PER_ROW,
+    features=frozenset({BATCH_INVARIANT, DETERMINISTIC}),
+    priority=0,
+)
+
+LIBRARY = LeafSpec(
+    name="torch.gemm_library",
+    op="gemm",
+    entry="pagedctl_kernels.ops.gemm.torch_reference:build_library",
+    formats=_FORMATS,
+    capability=Capability(kind="cpu"),
+    order=GEMM_CPU_LIBRARY,
+    features=frozenset({DETERMINISTIC}),
+    priority=20,
+)
+
+LEAVES: tuple[LeafSpec, ...] = (ROW_BLOCKS, PER_ROW, LIBRARY)

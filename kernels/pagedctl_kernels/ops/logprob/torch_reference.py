@@ -1,0 +1,54 @@
+"""The CPU leaf of the logprob: one function for sampled and prompt tokens."""
+
+from __future__ import annotations
+
+import torch
+
+from pagedctl_kernels.leaf import CallSite
+from pagedctl_kernels.machine import Machine
+from pagedctl_kernels.ops.interfaces import BlockSumexp
+from pagedctl_kernels.ops.temperature import scale_logits
+from pagedctl_kernels.ops.torch_checks import dtype_fact, expect, int_fact
+
+
+class TorchLogprob:
+    def __init__(self, site: CallSite) -> None:
+        self.form = str(site.facts["form"])
+        self.block_size = int_fact(site, "block_size")
+        self.temperature_form = str(site.facts["temperature_form"])
+        self.internal = dtype_fact(site, "internal")
+
+    def __call__(
+        self,
+        logits: torch.Tensor,
+        temperature: torch.Tensor,
+        token_ids: torch.Tensor,
+        *,
+        block_sumexp: BlockSumexp,
+    ) -> torch.Tensor:
+        """logits A[R, V], temperature A[R], token_ids int64[R] -> A[R].
+
+        Order: temperature, the exact maximum, one difference, block sums of exp added left to
+        right, one logarithm, one difference. T = 0 and T = 1 leave the logits as they are.
+        """
+        expect("logprob: logits", logits, self.internal, ("R", "V"))
+        expect("logprob: temperature", temperature, self.internal, (logits.shape[0],))
+        expect("logprob: token_ids", token_ids, torch.int64, (logits.shape[0],))
+        scaled = scale_logits(logits, temperature, self.temperature_form)
+        shifted = scaled - scaled.amax(dim=-1, keepdim=True)
+        total = fold_left(block_sumexp(shifted, block_size=self.block_size))
+        token = shifted.gather(-1, token_ids.unsqueeze(-1)).squeeze(-1)
+        log_total = torch.log(total)
+        return -(log_total - token) if self.form == "blockwise" else token - log_total
+
+
+def fold_left(sums: torch.Tensor) -> torch.Tensor:
+    """[R, blocks] -> [R]: b_0 + b_1 + ..., one rounded sum a block."""
+    total, *rest = sums.unbind(dim=-1)
+    for block in rest:
+        total = total + block
+    return total
+
+
+def build(site: CallSite, machine: Machine) -> TorchLogprob:
+    return TorchLogprob(site)

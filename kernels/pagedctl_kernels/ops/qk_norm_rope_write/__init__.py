@@ -1,0 +1,1 @@
+"""QK-norm, RoPE and the write of new keys and values into the cache."""

@@ -1,0 +1,70 @@
+"""The CPU's matrix product: rows in blocks of one fixed shape, issued as one batched product."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+import torch
+import torch.nn.functional as functional
+
+from pagedctl_kernels.house import CPU_ROW_BLOCK
+
+COLUMN_STEPS: Mapping[str, int] = MappingProxyType({"float32": 16, "float64": 48})
+"""Columns of a CPU product come in multiples of this, by internal dtype."""
+
+_CACHE_LINE_BYTES = 64
+
+
+def row_block_product(
+    x: torch.Tensor, weight: torch.Tensor, short_blocks: tuple[int, ...] = ()
+) -> torch.Tensor:
+    """x A[T, K] times weight A[N, K] transposed, to A[T, N].
+
+    Order: every row's bits are those of the library's [16, K] x [K, N] product. A batch that
+    fits one of *short_blocks* is issued as one shorter block; the caller lists only heights
+    whose bits its construction check proved equal.
+    """
+    rows, columns = x.shape[0], weight.shape[0]
+    blocks = split_rows(x, block_height(rows, short_blocks))
+    product = torch.bmm(blocks, weight.t().expand(blocks.shape[0], -1, -1)).view(-1, columns)
+    return product if product.shape[0] == rows else product[:rows]
+
+
+def row_product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """x A[T, K] times weight A[N, K] transposed, to A[T, N]: one [1, K] product a row.
+
+    The library's one-row product follows the address of its operands (measured: MKL, one
+    element past a cache line changes bits), so both are put at the start of a line first.
+    """
+    columns = aligned(weight).t().unsqueeze(0)
+    product = x.new_empty(x.shape[0], weight.shape[0])
+    for row, target in zip(x, product, strict=True):
+        target.copy_(torch.bmm(row.clone().view(1, 1, -1), columns)[0, 0])
+    return product
+
+
+def aligned(matrix: torch.Tensor) -> torch.Tensor:
+    """*matrix* itself if it starts on a cache line, else a copy that does."""
+    return matrix if matrix.data_ptr() % _CACHE_LINE_BYTES == 0 else matrix.clone()
+
+
+def padded_columns(columns: int, internal: str) -> int:
+    """*columns* rounded up to the width at which every column is an inner one of the library's.
+
+    16 in float32. In float64 48: MKL takes the last N mod 12 columns in another order.
+    """
+    step = COLUMN_STEPS[internal]
+    return columns + -columns % step
+
+
+def block_height(rows: int, short_blocks: tuple[int, ...]) -> int:
+    """The smallest proved block that holds *rows*, else the full one."""
+    return min((height for height in short_blocks if height >= rows), default=CPU_ROW_BLOCK)
+
+
+def split_rows(x: torch.Tensor, height: int) -> torch.Tensor:
+    """[T, K] -> [ceil(T / height), height, K], the last block padded with zero rows."""
+    missing = -x.shape[0] % height
+    padded = functional.pad(x, (0, 0, 0, missing)) if missing else x
+    return padded.reshape(-1, height, x.shape[1])

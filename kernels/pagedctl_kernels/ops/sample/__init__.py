@@ -1,0 +1,1 @@
+"""Truncation and the draw of one token a row."""
