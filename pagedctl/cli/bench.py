@@ -6,25 +6,19 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from rich.markup import escape
-
 from pagedctl.bench.jsonl_workload import read_jsonl_workload
 from pagedctl.bench.metrics import BenchResult
 from pagedctl.bench.run import progress_unit, run_bench
 from pagedctl.bench.workloads import Workload, fit_to_model, load_workload
 from pagedctl.cli.bench_table import header, table
-from pagedctl.cli.engine_sections import (
-    fill_from_config,
-    fill_from_engine,
-    print_warnings,
-    recorded_run,
-)
+from pagedctl.cli.engine_sections import print_warnings, recorded_run
 from pagedctl.cli.exit_codes import ExitCode
 from pagedctl.cli.progress import open_progress
 from pagedctl.cli.session import Session
 from pagedctl.config.engine_config import EngineConfig
 from pagedctl.config.loader import DEFAULT
 from pagedctl.engine.jsonl import LineRules
+from pagedctl.engine.manifest_sections import fill_from_config, fill_from_engine
 from pagedctl.engine.params_check import RequestLimits, params_of_options
 from pagedctl.engine.request import Request, SamplingParams
 from pagedctl.errors import ConfigError, Fault
@@ -127,7 +121,7 @@ def _warn_of_failures(session: Session, result: BenchResult) -> None:
     if result.failures:
         first = result.failures[0]
         count = len(result.failures)
-        session.warn(escape(f"{count} samples failed; the first: {first.what} ({first.where})"))
+        session.warn(f"{count} samples failed; the first: {first.what} ({first.where})")
 
 
 def _refuse_later(session: Session) -> None:

@@ -1,34 +1,15 @@
-"""What every command that runs an engine writes into its manifest."""
+"""The frame of every command that runs an engine: its manifest from start to end."""
 
 from __future__ import annotations
 
-import os
-import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-from rich.markup import escape
 
 from pagedctl.cli.session import Session
-from pagedctl.config.engine_config import EngineConfig
-from pagedctl.config.home import home_folder
 from pagedctl.config.surface import GROUPS
-from pagedctl.manifest.environment import cpu_info, run_facts, versions
-from pagedctl.manifest.schema import (
-    DeviceInfo,
-    ManifestWarning,
-    MemoryTerm,
-    ModelInfo,
-    NumericsInfo,
-    SwitchInfo,
-)
+from pagedctl.engine.manifest_sections import fill_header
 from pagedctl.manifest.writer import ManifestBuilder
-from pagedctl.models.model_digest import model_digest
-
-if TYPE_CHECKING:
-    from pagedctl.engine.engine import Engine
 
 
 @contextmanager
@@ -40,57 +21,18 @@ def recorded_run(session: Session, *, output: Path | None = None) -> Iterator[Ma
     builder = session.manifest_builder(reads_only=False, output=output)
     try:
         with builder:
-            _fill_header(builder, session.environ)
+            fill_header(builder, session.environ)
             _fill_options(builder, session)
             yield builder
     finally:
         if builder.closed is not None and builder.target is not None:
-            session.note(escape(f"manifest: {builder.target.path}"))
-
-
-def fill_from_config(builder: ManifestBuilder, config: EngineConfig) -> None:
-    """``config``, ``config_origin`` and the contract, before anything was built.
-
-    Options of the command that are not the engine's keep the values they have in *builder*.
-    """
-    builder.config |= config.as_dict()
-    builder.config_origin |= dict(config.origins)
-    builder.numerics = _numerics(config, leaves={}, arithmetic_id=None)
-
-
-def fill_from_engine(builder: ManifestBuilder, engine: Engine) -> None:
-    """Every section that a built engine decides, and the versions that only torch knows.
-
-    The model's own warnings are added to the manifest's. The first digest of a model on a
-    machine reads all of its files: call this before anything is timed.
-    """
-    fill_from_config(builder, engine.config)
-    plans = engine.parts.plans
-    builder.numerics = _numerics(
-        engine.config, leaves=plans.leaves(), arithmetic_id=plans.arithmetic_id
-    )
-    builder.model = _model(engine)
-    builder.memory = _memory(engine)
-    builder.devices = _devices(builder, engine.config)
-    builder.versions = versions(torch=sys.modules["torch"])
-    builder.warnings += [
-        ManifestWarning(code=one.code, where=one.where, text=one.text)
-        for one in engine.spec.warnings
-    ]
+            session.note(f"manifest: {builder.target.path}")
 
 
 def print_warnings(session: Session, builder: ManifestBuilder) -> None:
     """The manifest's warnings so far, on stderr."""
     for one in builder.warnings:
-        session.warn(escape(f"{one.text} ({one.where})"))
-
-
-def _fill_header(builder: ManifestBuilder, environ: Mapping[str, str]) -> None:
-    facts = run_facts(environ, torch=sys.modules.get("torch"))
-    builder.tool = facts.tool
-    builder.versions = dict(facts.versions)
-    builder.devices = facts.devices
-    builder.env = dict(facts.env)
+        session.warn(f"{one.text} ({one.where})")
 
 
 def _fill_options(builder: ManifestBuilder, session: Session) -> None:
@@ -101,70 +43,3 @@ def _fill_options(builder: ManifestBuilder, session: Session) -> None:
     builder.config_origin = {name: session.options.origins[name] for name in names}
     if session.plan is not None:
         builder.add_file("plan", Path(session.plan.path))
-
-
-def _numerics(
-    config: EngineConfig, *, leaves: Mapping[str, str], arithmetic_id: str | None
-) -> NumericsInfo:
-    """The contract as it holds. A bitwise one is verified by a profile or record: none yet."""
-    contract = config.contract.contract
-    return NumericsInfo(
-        contract=contract.name,
-        bitwise=contract.bitwise,
-        eligible_by=None,
-        verified=not contract.bitwise,
-        switches={
-            name: SwitchInfo(value=setting.value, set_by=setting.set_by)
-            for name, setting in config.contract.settings.items()
-        },
-        leaves=leaves,
-        routes=None,
-        pins={},
-        arithmetic_id=arithmetic_id,
-    )
-
-
-def _model(engine: Engine) -> ModelInfo:
-    spec = engine.spec
-    return ModelInfo(
-        name=spec.name,
-        source=_source(engine),
-        digest=model_digest(engine.parts.resolved, home=home_folder(os.environ)),
-        dtype=spec.dtype,
-        parameters=spec.parameters,
-        eos_token_ids={str(token): files for token, files in spec.eos_token_ids.items()},
-    )
-
-
-def _source(engine: Engine) -> str:
-    source = engine.parts.resolved.location.source
-    seed = engine.config.random_weights
-    return source if seed is None else f"{source}, random weights of seed {seed}"
-
-
-def _memory(engine: Engine) -> tuple[MemoryTerm, ...]:
-    """Each term as the model and the configuration predict it, and as it was allocated."""
-    planned = {
-        "weights": engine.spec.weight_bytes(),
-        "kv": engine.config.kv_cache_memory_bytes,
-    }
-    return tuple(
-        MemoryTerm(
-            term=term,
-            rank=0,
-            planned_bytes=planned.get(term),
-            measured_bytes=measured_bytes,
-            source="derived",
-        )
-        for term, measured_bytes in engine.capacity().terms.items()
-    )
-
-
-def _devices(builder: ManifestBuilder, config: EngineConfig) -> tuple[DeviceInfo, ...]:
-    """The device of each rank: the CPU, or the first GPUs that this process sees."""
-    if config.device != "cpu":
-        return builder.devices[: config.tp]
-    import torch
-
-    capability = torch.backends.cpu.get_cpu_capability()
-    return (cpu_info().as_device(rank=0, capability=capability),)

@@ -11,18 +11,14 @@ from typing import TYPE_CHECKING
 
 from pagedctl.cli.completion_output import CompletionOutput, FileOutput, LinesOutput, TextOutput
 from pagedctl.cli.completion_tally import Tally
-from pagedctl.cli.engine_sections import (
-    fill_from_config,
-    fill_from_engine,
-    print_warnings,
-    recorded_run,
-)
+from pagedctl.cli.engine_sections import print_warnings, recorded_run
 from pagedctl.cli.exit_codes import ExitCode
 from pagedctl.cli.generate_job import Job, job_of
 from pagedctl.cli.progress import Progress, open_progress
 from pagedctl.cli.session import Session, print_error
 from pagedctl.config.surface import GROUPS
 from pagedctl.engine.jsonl import RefusedLine, read_prompts, read_requests
+from pagedctl.engine.manifest_sections import fill_from_config, fill_from_engine
 from pagedctl.engine.request import Completion, Request, Stats
 from pagedctl.errors import RequestError
 from pagedctl.manifest import files

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from rich.markup import escape
 from rich.table import Table
 
 from pagedctl.cli.exit_codes import ExitCode
@@ -100,7 +99,7 @@ def _fill_header(builder: ManifestBuilder, session: Session) -> None:
 
 def _finish(session: Session, builder: ManifestBuilder, *tables: Table) -> None:
     for one in builder.warnings:
-        session.warn(escape(f"{one.text} ({one.where})"))
+        session.warn(f"{one.text} ({one.where})")
     session.show(*tables)
     assert builder.closed is not None
     session.emit(builder.closed)

@@ -25,12 +25,14 @@ class StepBatch:
     """A step as tensors.
 
     ``decoder`` is the flat batch of T tokens. ``sample_index`` int64[R] are the flat positions
-    that are sampled, ``sample_rows`` int64[R] their rows, ``sampling`` how.
+    that are sampled, ``sample_rows`` int64[R] their rows, ``sampling`` how. ``last_samples``
+    are the places in those R of each row's last sample, which feeds its next step.
     """
 
     decoder: DecoderBatch
     sample_index: torch.Tensor
     sample_rows: torch.Tensor
+    last_samples: torch.Tensor
     sampling: SamplingRows
 
 
@@ -95,12 +97,10 @@ class BatchRows:
         )
         return self._with_samples(plan, decoder, query_start_loc)
 
-    def store(
-        self, sample_rows: torch.Tensor, token_ids: torch.Tensor, faulty: torch.Tensor
-    ) -> None:
-        """Keep what was sampled for the next step; a faulty row stays faulty."""
-        self.last_token[sample_rows] = token_ids
-        self.faulty[sample_rows] |= faulty
+    def store(self, batch: StepBatch, token_ids: torch.Tensor, faulty: torch.Tensor) -> None:
+        """Keep each row's last token for its next step; a row that was faulty once stays so."""
+        self.last_token[batch.sample_rows[batch.last_samples]] = token_ids[batch.last_samples]
+        self.faulty[batch.sample_rows[faulty]] = True
 
     def _token_ids(
         self, plan: StepPlan, sequences: Mapping[SequenceKey, Sequence], row_of_token: np.ndarray
@@ -127,10 +127,13 @@ class BatchRows:
         ]
         table = self._to_device(np.array(places, dtype=np.int64).reshape(-1, 3))
         index, rows, position = table.unbind(1)
+        ends = np.cumsum([len(row.sample_offsets) for row in plan.rows])
+        sampled = [len(row.sample_offsets) > 0 for row in plan.rows]
         return StepBatch(
             decoder=decoder,
             sample_index=index,
             sample_rows=rows,
+            last_samples=self._to_device(ends[sampled] - 1),
             sampling=SamplingRows(
                 temperature=self.temperature[rows],
                 top_k=self.top_k[rows],

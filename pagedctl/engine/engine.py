@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from types import TracebackType
 
 import torch
@@ -12,18 +14,20 @@ from pagedctl.config.engine_config import EngineConfig
 from pagedctl.engine.build import EngineParts, build_parts
 from pagedctl.engine.completions import (
     completion_of,
-    longest_sample,
     non_finite_failure,
     sequences_of,
 )
+from pagedctl.engine.manifest_sections import fill_from_engine, fill_header
 from pagedctl.engine.request import Capacity, Completion, Request, RequestId, Stats
 from pagedctl.engine.request_check import RequestLimits, check_request
 from pagedctl.engine.runner import LaunchedStep
-from pagedctl.engine.scheduler import SequenceKey, blocks_for, key_of
+from pagedctl.engine.scheduler import SequenceKey, key_of
 from pagedctl.engine.sequence import Sequence
 from pagedctl.engine.step_plan import StepPlan
 from pagedctl.engine.step_report import StepReport
 from pagedctl.errors import Fault, RequestError
+from pagedctl.manifest.schema import Manifest
+from pagedctl.manifest.writer import ManifestBuilder
 from pagedctl.models.spec import ModelSpec
 
 
@@ -160,6 +164,14 @@ class Engine:
             raise RuntimeError("no step has run yet")
         return self._last_step
 
+    def manifest(self) -> Manifest:
+        """What this engine is and did so far: configuration, contract, model, memory, counters."""
+        builder = ManifestBuilder(command="engine", argv=(), target=None)
+        fill_header(builder, os.environ)
+        fill_from_engine(builder, self)
+        builder.metrics = asdict(self.stats())
+        return builder.close_complete()
+
     def close(self) -> None:
         """Drop unfinished requests; the engine may not be used afterwards."""
         self._launched.clear()
@@ -230,31 +242,15 @@ class Engine:
         return list(checked.values())
 
     def _checked(self, request: Request) -> Request:
-        """The request in normal form; raises RequestError with all its faults."""
+        """The request in normal form; raises RequestError with all its faults.
+
+        Whatever passes also fits: max_model_len is never more than the pool holds.
+        """
         limits = RequestLimits.of(self.spec, self.config.max_model_len)
         checked = check_request(request, limits)
         if checked.id in self._live:
             raise _duplicate_id(checked.id)
-        self._check_fits(checked)
         return checked
-
-    def _check_fits(self, request: Request) -> None:
-        """A request whose longest sample can never be held is refused; the others run.
-
-        The last token of a sample is never fed back, so N tokens need room for N - 1.
-        """
-        pool = self._parts.scheduler.pool
-        assert self.config.max_model_len is not None
-        longest = longest_sample(request, self.config.max_model_len)
-        needed = blocks_for(longest - 1, self.config.block_size)
-        if needed > pool.num_blocks:
-            fault = Fault(
-                what=f"the request needs {needed} blocks, the pool has {pool.num_blocks}",
-                where=f"request {request.id}",
-                rule=f"prompt and output of {longest} tokens keep {longest - 1} in the pool",
-                remedy="lower max_tokens, or give a larger --kv-cache-memory-bytes",
-            )
-            raise RequestError.of_kind("never_fits", [fault])
 
 
 def _duplicate_id(request_id: RequestId) -> RequestError:

@@ -67,5 +67,5 @@ class Runner:
         if not len(batch.sample_index):
             return LaunchedStep(plan=plan, sequences=own, sampled=None)
         sampled = self.sampler(hidden[batch.sample_index], batch.sampling)
-        self.rows.store(batch.sample_rows, sampled.token_ids, sampled.faulty)
+        self.rows.store(batch, sampled.token_ids, sampled.faulty)
         return LaunchedStep(plan=plan, sequences=own, sampled=sampled)
