@@ -178,8 +178,8 @@ def random_levels(
     """Levels int64[stop - start] in [0, 2^16) of the values with flat index [start, stop)."""
     first_block, last_block = start // BLOCK_VALUES, -(-stop // BLOCK_VALUES)
     block = torch.arange(first_block, last_block, device=device)
-    # Scalars broadcast: only the words that differ between blocks are tensors of one a block.
-    counter = (block & WORD, block >> 32, torch.tensor(PURPOSE), torch.tensor(0))
+    purpose = torch.full_like(block, PURPOSE)
+    counter = (block & WORD, block >> 32, purpose, torch.zeros_like(block))
     words = torch.stack(philox4x32(counter, key), dim=-1)
     halves = torch.stack((words & (LEVELS - 1), words >> LEVEL_BITS), dim=-1).flatten()
     skipped = start - first_block * BLOCK_VALUES

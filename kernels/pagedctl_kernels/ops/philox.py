@@ -16,14 +16,16 @@ SAMPLING = 0
 
 
 def philox4x32(counter: Words, key: tuple[torch.Tensor, torch.Tensor]) -> Words:
-    """Four random words in [0, 2^32) for each counter; int64 tensors that broadcast together.
+    """Four random words in [0, 2^32) for each counter, int64.
+
+    The counter's words are tensors of one shape; the key's are of that shape too, or scalars.
 
     Only what is multiplied has to be reduced to 32 bits: the upper halves of the rest are cut
     off with the next mask. A 32-bit product fills 64 bits; its upper half comes out of the
     wrapped int64 product by a shift and that mask, since wrapping keeps the bit pattern.
     """
-    operands: list[torch.Tensor] = torch.broadcast_tensors(*counter, *key)  # type: ignore[no-untyped-call]
-    c0, c1, c2, c3, k0, k1 = operands
+    c0, c1, c2, c3 = counter
+    k0, k1 = key
     for number in range(ROUNDS):
         high, low = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
         c0 = (low >> 32).bitwise_xor_(c1).bitwise_xor_(k0 + number * _WEYL[0]).bitwise_and_(WORD)
