@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from pagedctl.config.kinds import Broken
 from pagedctl.config.options import Option
-from pagedctl.config.surface import OTHER_TOOLS
+from pagedctl.config.other_tools import OTHER_TOOLS
 from pagedctl.errors import ConfigError, Fault, nearest
 
 DEFAULT = "default"

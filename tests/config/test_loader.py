@@ -11,7 +11,8 @@ from pagedctl.config.loader import (
     plan_source,
     resolve,
 )
-from pagedctl.config.surface import COMMANDS, GROUPS, OTHER_TOOLS
+from pagedctl.config.other_tools import OTHER_TOOLS
+from pagedctl.config.surface import COMMANDS, GROUPS
 from pagedctl.errors import ConfigError
 
 OPTIONS = COMMANDS["bench"].all_options()
