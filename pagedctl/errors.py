@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
+from typing import Self
 
 MAX_FAULTS_SHOWN = 20
 
@@ -46,7 +47,7 @@ class PagedctlError(Exception):
         self._set_faults((Fault(what=what, where=where, rule=rule, remedy=remedy),))
 
     @classmethod
-    def of(cls, faults: Iterable[Fault]) -> PagedctlError:
+    def of(cls, faults: Iterable[Fault]) -> Self:
         """One error holding every fault found in one input; *faults* must not be empty."""
         error = cls.__new__(cls)
         error._set_faults(tuple(faults))
@@ -116,7 +117,7 @@ class RequestError(PagedctlError):
     kind: str = "bad_field"
 
     @classmethod
-    def of_kind(cls, kind: str, faults: Iterable[Fault]) -> RequestError:
+    def of_kind(cls, kind: str, faults: Iterable[Fault]) -> Self:
         error = cls.__new__(cls)
         error.kind = kind
         error._set_faults(tuple(faults))

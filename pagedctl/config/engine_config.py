@@ -46,7 +46,7 @@ class EngineConfig(ModelOptions, ContractOptions, EngineOptions, ParallelOptions
     def __post_init__(self) -> None:
         options = engine_options()
         origins = dict(self.origins) or {
-            name: DEFAULT if getattr(self, name) == one.default else ARGUMENT
+            name: DEFAULT if _is_default(getattr(self, name), one.default) else ARGUMENT
             for name, one in options.items()
         }
         given = {name: getattr(self, name) for name in options if origins[name] == ARGUMENT}
@@ -111,6 +111,11 @@ class EngineConfig(ModelOptions, ContractOptions, EngineOptions, ParallelOptions
     def as_dict(self) -> dict[str, object]:
         """Every option with its value, in the order of the option tables."""
         return {name: getattr(self, name) for name in engine_options()}
+
+
+def _is_default(value: object, default: object) -> bool:
+    """Equal and of one type: 256.0 is not the default 256, and has to be checked."""
+    return type(value) is type(default) and value == default
 
 
 def engine_options() -> Mapping[str, Option]:

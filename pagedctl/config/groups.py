@@ -26,6 +26,10 @@ MAX_SEED = 2**53 - 1
 """Seeds stay below 2^53, so that every JSON reader keeps them."""
 
 
+MAX_SAMPLES = 16384
+"""Samples of one request; a slip of the keyboard may not take the memory of all others."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelOptions:
     """Which model, in which dtype, with which weights, on which device."""
@@ -262,7 +266,10 @@ class SamplingOptions:
     """Defaults for requests that do not say."""
 
     n: int = option(
-        Integer(minimum=1), "samples per request, each with its own stream", default=1, short="-n"
+        Integer(minimum=1, maximum=MAX_SAMPLES),
+        "samples per request, each with its own stream",
+        default=1,
+        short="-n",
     )
     max_tokens: int | None = option(
         Integer(minimum=1), "output tokens of a sample", default_text="up to max_model_len"

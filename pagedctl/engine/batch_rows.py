@@ -27,12 +27,14 @@ class StepBatch:
     ``decoder`` is the flat batch of T tokens. ``sample_index`` int64[R] are the flat positions
     that are sampled, ``sample_rows`` int64[R] their rows, ``sampling`` how. ``last_samples``
     are the places in those R of each row's last sample, which feeds its next step.
+    ``row_of_token`` int64[T] is the row of each token of the batch.
     """
 
     decoder: DecoderBatch
     sample_index: torch.Tensor
     sample_rows: torch.Tensor
     last_samples: torch.Tensor
+    row_of_token: torch.Tensor
     sampling: SamplingRows
 
 
@@ -95,7 +97,16 @@ class BatchRows:
                 block_tables=self.block_tables[rows, :table_width],
             ),
         )
-        return self._with_samples(plan, decoder, query_start_loc)
+        return self._with_samples(plan, decoder, query_start_loc, self._to_device(row_of_token))
+
+    def mark_faulty(self, batch: StepBatch, hidden: torch.Tensor) -> None:
+        """Mark the rows of tokens whose hidden state, D[T, H], is not finite.
+
+        Every computed token counts, not only the sampled ones: whether a later token of the
+        row is reached by a non-finite value depends on how attention was tiled, the mark not.
+        """
+        broken = ~torch.isfinite(hidden).all(dim=-1)
+        self.faulty[batch.row_of_token[broken]] = True
 
     def store(self, batch: StepBatch, token_ids: torch.Tensor, faulty: torch.Tensor) -> None:
         """Keep each row's last token for its next step; a row that was faulty once stays so."""
@@ -118,7 +129,11 @@ class BatchRows:
         return self._to_device(slots).masked_fill_(faulty, -1)
 
     def _with_samples(
-        self, plan: StepPlan, decoder: DecoderBatch, query_start_loc: np.ndarray
+        self,
+        plan: StepPlan,
+        decoder: DecoderBatch,
+        query_start_loc: np.ndarray,
+        row_of_token: torch.Tensor,
     ) -> StepBatch:
         places = [
             (int(first) + offset, row.row, row.start + offset + 1)
@@ -134,6 +149,7 @@ class BatchRows:
             sample_index=index,
             sample_rows=rows,
             last_samples=self._to_device(ends[sampled] - 1),
+            row_of_token=row_of_token,
             sampling=SamplingRows(
                 temperature=self.temperature[rows],
                 top_k=self.top_k[rows],

@@ -10,6 +10,7 @@ import torch
 from pagedctl.config.engine_config import EngineConfig
 from pagedctl.engine.batch_rows import BatchRows
 from pagedctl.engine.block_pool import BlockPool
+from pagedctl.engine.config_checks import check_logprob_width, not_available, refuse_later
 from pagedctl.engine.kv_cache import KVArena, block_bytes
 from pagedctl.engine.runner import Runner
 from pagedctl.engine.sampler import Sampler
@@ -47,16 +48,17 @@ def build_parts(config: EngineConfig, weights: Tensors | None) -> EngineParts:
 
     Raises ModelError, NumericsRefused, CapacityError or ConfigError.
     """
-    _refuse_later(config)
-    config = _with_device(config)
+    config = _with_device(refuse_later(config))
     resolved = _resolve_model(config, weights)
     spec = _with_dtype_of(weights, resolved.spec, config)
     config = _with_model(config, spec)
+    check_logprob_width(spec, config)
+    machine = this_machine(config.device)
     plans = bind_plans(
         spec,
         config.contract,
         block_size=config.block_size,
-        machine=this_machine(config.device),
+        machine=machine,
         registry=house_registry(),
     )
     config, num_blocks = _with_pool(config, spec)
@@ -80,30 +82,14 @@ def build_parts(config: EngineConfig, weights: Tensors | None) -> EngineParts:
         plans=plans,
         arena=arena,
         scheduler=Scheduler(_limits(config), BlockPool(num_blocks)),
-        runner=Runner(decoder, arena, rows, sampler),
+        runner=Runner(
+            decoder,
+            arena,
+            rows,
+            sampler,
+            guarded=machine if config.contract.contract.bitwise else None,
+        ),
         weight_bytes=sum(tensor.nbytes for tensor in tensors.values()),
-    )
-
-
-def _refuse_later(config: EngineConfig) -> None:
-    """Refuse what this version does not have, rather than ignore it."""
-    if config.tp != 1:
-        raise _not_available("tp", config.tp, "tp is 1")
-    if config.device == "cuda":
-        raise _not_available("device", "cuda", "the engine runs on the CPU")
-    if config.topology_invariant:
-        raise _not_available("topology_invariant", "on", "tp is 1")
-    if config.debug_force_preemption_interval is not None:
-        interval = config.debug_force_preemption_interval
-        raise _not_available("debug_force_preemption_interval", interval, "it is not given")
-
-
-def _not_available(name: str, value: object, rule: str) -> ConfigError:
-    return ConfigError(
-        f"{name} {value} is not available in this version",
-        where=f"option {name}",
-        rule=f"in this version {rule}",
-        remedy=f"drop {name}",
     )
 
 
@@ -142,7 +128,7 @@ def _with_model(config: EngineConfig, spec: ModelSpec) -> EngineConfig:
     config = replace_auto(config, "dtype", spec.dtype, spec.dtype_origin)
     config = replace_auto(config, "kv_dtype", spec.dtype, "dtype")
     if config.kv_dtype != spec.dtype:
-        raise _not_available("kv_dtype", config.kv_dtype, "kv_dtype is the model's dtype")
+        raise not_available(config, {"kv_dtype": "it is the model's dtype"})
     config = config.derive("model positions", max_model_len=spec.max_position_embeddings)
     config = config.derive("max_num_batched_tokens", chunk_size=config.max_num_batched_tokens)
     return config.derive("device cpu", lag=0)
@@ -191,14 +177,17 @@ def _tensors(
     device: torch.device,
 ) -> Tensors:
     if weights is not None:
-        return _checked(weights, spec)
+        return _copied(weights, spec, device)
     if config.random_weights is not None:
         return random_weights(spec, config.random_weights, device=device)
     return load_weights(resolved, device=device).tensors
 
 
-def _checked(weights: Tensors, spec: ModelSpec) -> Tensors:
-    """Given tensors are exactly those the model needs, in its dtype."""
+def _copied(weights: Tensors, spec: ModelSpec, device: torch.device) -> Tensors:
+    """Copies of the given tensors, which must be exactly those the model needs, in its dtype.
+
+    Copies, because the caller's optimiser may write into its own while requests are running.
+    """
     expected = {tensor.name: tensor.shape for tensor in spec.tensors}
     dtype = getattr(torch, spec.dtype)
     wrong = [
@@ -217,7 +206,7 @@ def _checked(weights: Tensors, spec: ModelSpec) -> Tensors:
             rule=f"exactly the tensors of {spec.name}, in {spec.dtype}",
             remedy="give every tensor by its Hugging Face name",
         )
-    return weights
+    return {name: tensor.detach().clone().to(device) for name, tensor in weights.items()}
 
 
 def _limits(config: EngineConfig) -> SchedulerLimits:

@@ -11,6 +11,8 @@ from types import TracebackType
 import torch
 
 from pagedctl.config.engine_config import EngineConfig
+from pagedctl.config.groups import MAX_SEED
+from pagedctl.config.kinds import Broken, Integer
 from pagedctl.engine.build import EngineParts, build_parts
 from pagedctl.engine.completions import (
     completion_of,
@@ -25,7 +27,7 @@ from pagedctl.engine.scheduler import SequenceKey, key_of
 from pagedctl.engine.sequence import Sequence
 from pagedctl.engine.step_plan import StepPlan
 from pagedctl.engine.step_report import StepReport
-from pagedctl.errors import Fault, RequestError
+from pagedctl.errors import ConfigError, Fault, RequestError
 from pagedctl.manifest.schema import Manifest
 from pagedctl.manifest.writer import ManifestBuilder
 from pagedctl.models.spec import ModelSpec
@@ -55,10 +57,11 @@ class Engine:
         ``run_seed`` seeds the requests that have no seed of their own. Raises ModelError,
         NumericsRefused, CapacityError or ConfigError.
         """
+        self._run_seed = _checked_seed(run_seed)
         self._parts: EngineParts = build_parts(config or EngineConfig(), weights)
-        self._run_seed = run_seed
+        self._unusable: str | None = None
         self._sequences: dict[SequenceKey, Sequence] = {}
-        self._live: Counter[RequestId] = Counter()
+        self._live: Counter[str] = Counter()
         self._launched: deque[LaunchedStep] = deque()
         self._steps = 0
         self._forward_tokens = 0
@@ -81,6 +84,7 @@ class Engine:
 
     def submit(self, request: Request) -> None:
         """Queue a request; raises RequestError, which concerns this request alone."""
+        self._require_usable()
         request = self._checked(request)
         assert self.config.max_model_len is not None
         for sequence in sequences_of(
@@ -91,16 +95,29 @@ class Engine:
         ):
             self._sequences[key_of(sequence)] = sequence
             self._parts.scheduler.add(sequence)
-        self._live[request.id] = request.params.n
+        self._live[str(request.id)] = request.params.n
 
     def has_unfinished(self) -> bool:
         """Whether a request waits or runs, or a launched step is not committed yet."""
         return bool(self._sequences) or bool(self._launched)
 
     def step(self) -> list[Completion]:
-        """Launch one step, commit the step that is ``lag`` behind, return what finished."""
+        """Launch one step, commit the step that is ``lag`` behind, return what finished.
+
+        Raises NumericsRefused, and runs nothing, if the process's torch settings no longer keep
+        the contract.
+        """
+        self._require_usable()
         if not self.has_unfinished():
             return []
+        self._parts.runner.require_settings()
+        self._unusable = "an exception ended a step halfway; build a new engine"
+        finished = self._run_step()
+        self._unusable = None
+        basis = self._parts.runner.sampler.basis
+        return [completion_of(sequence, basis) for sequence in finished]
+
+    def _run_step(self) -> list[Sequence]:
         plan = self._parts.scheduler.schedule()
         if plan.rows:
             self._launched.append(self._parts.runner.launch(plan, self._sequences))
@@ -113,14 +130,14 @@ class Engine:
         while len(self._launched) > behind:
             self._commit(self._launched.popleft(), committed, finished)
         self._count(plan, committed)
-        basis = self._parts.runner.sampler.basis
-        return [completion_of(sequence, basis) for sequence in finished]
+        return finished
 
     def generate(self, requests: Iterable[Request]) -> list[Completion]:
         """Complete all requests; prompt-major, then by sample.
 
         A refused request raises RequestError before any runs. The engine must be idle.
         """
+        self._require_usable()
         if self.has_unfinished():
             raise RuntimeError("generate needs an idle engine; submit and step drive a busy one")
         asked = self._all_checked(requests)
@@ -173,10 +190,13 @@ class Engine:
         return builder.close_complete()
 
     def close(self) -> None:
-        """Drop unfinished requests; the engine may not be used afterwards."""
+        """Drop unfinished requests; afterwards only what it did can be asked for."""
+        if self._unusable is None:
+            for sequence in list(self._sequences.values()):
+                self._forget(sequence)
         self._launched.clear()
-        for sequence in list(self._sequences.values()):
-            self._forget(sequence)
+        self._sequences.clear()
+        self._unusable = "it is closed"
 
     def __enter__(self) -> Engine:
         return self
@@ -188,6 +208,10 @@ class Engine:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+    def _require_usable(self) -> None:
+        if self._unusable is not None:
+            raise RuntimeError(f"this engine cannot run: {self._unusable}")
 
     def _commit(
         self, launched: LaunchedStep, committed: Counter[SequenceKey], finished: list[Sequence]
@@ -212,13 +236,14 @@ class Engine:
     def _forget(self, sequence: Sequence) -> None:
         self._parts.scheduler.finish(sequence)
         del self._sequences[key_of(sequence)]
-        self._live[sequence.request.id] -= 1
-        if self._live[sequence.request.id] == 0:
-            del self._live[sequence.request.id]
+        name = str(sequence.request.id)
+        self._live[name] -= 1
+        if self._live[name] == 0:
+            del self._live[name]
 
     def _count(self, plan: StepPlan, committed: Counter[SequenceKey]) -> None:
         scheduler = self._parts.scheduler
-        self._steps += 1
+        self._steps += bool(plan.rows)
         self._forward_tokens += plan.num_tokens
         self._output_tokens += committed.total()
         self._last_step = StepReport(
@@ -233,12 +258,12 @@ class Engine:
 
     def _all_checked(self, requests: Iterable[Request]) -> list[Request]:
         """Every request checked, and that no id is used twice, before any is queued."""
-        checked: dict[RequestId, Request] = {}
+        checked: dict[str, Request] = {}
         for request in requests:
             one = self._checked(request)
-            if one.id in checked:
+            if str(one.id) in checked:
                 raise _duplicate_id(one.id)
-            checked[one.id] = one
+            checked[str(one.id)] = one
         return list(checked.values())
 
     def _checked(self, request: Request) -> Request:
@@ -248,16 +273,29 @@ class Engine:
         """
         limits = RequestLimits.of(self.spec, self.config.max_model_len)
         checked = check_request(request, limits)
-        if checked.id in self._live:
+        if str(checked.id) in self._live:
             raise _duplicate_id(checked.id)
         return checked
+
+
+def _checked_seed(run_seed: int) -> int:
+    seeds = Integer(minimum=0, maximum=MAX_SEED)
+    try:
+        return seeds.check(run_seed)
+    except Broken as broken:
+        raise ConfigError(
+            f"run_seed {run_seed} {broken.problem}",
+            where="argument run_seed",
+            rule=broken.rule,
+            remedy="give a seed in [0, 2^53)",
+        ) from None
 
 
 def _duplicate_id(request_id: RequestId) -> RequestError:
     fault = Fault(
         what=f"the id {request_id!r} is in use",
         where=f"request {request_id}, field id",
-        rule="ids are unique among live requests",
+        rule='ids are unique among live requests, 5 and "5" being one: they name the stream',
         remedy="give each request its own id",
     )
     return RequestError.of_kind("duplicate_id", [fault])

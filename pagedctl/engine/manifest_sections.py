@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from pagedctl.config.engine_config import EngineConfig
 from pagedctl.config.home import home_folder
+from pagedctl.engine.config_checks import contract_warnings
 from pagedctl.manifest.environment import cpu_info, run_facts, versions
 from pagedctl.manifest.schema import (
     DeviceInfo,
@@ -65,6 +66,8 @@ def fill_from_engine(builder: ManifestBuilder, engine: Engine) -> None:
         ManifestWarning(code=one.code, where=one.where, text=one.text)
         for one in engine.spec.warnings
     ]
+    for code, where, text in contract_warnings(engine.config, engine.spec):
+        builder.warn(code, where=where, text=text)
 
 
 def _numerics(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -13,7 +13,9 @@ from pagedctl.engine.sampler import Sampled, Sampler
 from pagedctl.engine.scheduler import SequenceKey
 from pagedctl.engine.sequence import Sequence
 from pagedctl.engine.step_plan import StepPlan
+from pagedctl.errors import NumericsRefused
 from pagedctl.models.decoder import Decoder
+from pagedctl_kernels.machine import Machine, settings_drift
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +53,17 @@ class LaunchedStep:
 class Runner:
     """Runs steps on one device, in the order in which they are launched."""
 
-    def __init__(self, decoder: Decoder, arena: KVArena, rows: BatchRows, sampler: Sampler) -> None:
+    def __init__(
+        self,
+        decoder: Decoder,
+        arena: KVArena,
+        rows: BatchRows,
+        sampler: Sampler,
+        *,
+        guarded: Machine | None,
+    ) -> None:
+        """``guarded`` is the machine whose settings must hold at every step, under a contract."""
+        self.guarded = guarded
         self.decoder = decoder
         self.caches = arena.layers()
         self.rows = rows
@@ -64,8 +76,21 @@ class Runner:
         self.rows.update(plan, sequences)
         batch = self.rows.step_batch(plan, sequences)
         hidden = self.decoder.forward(batch.decoder, self.caches)
+        self.rows.mark_faulty(batch, hidden)
         if not len(batch.sample_index):
             return LaunchedStep(plan=plan, sequences=own, sampled=None)
-        sampled = self.sampler(hidden[batch.sample_index], batch.sampling)
+        drawn = self.sampler(hidden[batch.sample_index], batch.sampling)
+        sampled = replace(drawn, faulty=drawn.faulty | self.rows.faulty[batch.sample_rows])
         self.rows.store(batch, sampled.token_ids, sampled.faulty)
         return LaunchedStep(plan=plan, sequences=own, sampled=sampled)
+
+    def require_settings(self) -> None:
+        """Raises NumericsRefused if the process's settings no longer keep the contract."""
+        drift = settings_drift(self.guarded) if self.guarded is not None else None
+        if drift is not None:
+            raise NumericsRefused(
+                f"the contract cannot be kept: {drift}",
+                where="torch settings of this process, changed after the engine was built",
+                rule="threads and float32 precision stay as they were when plans were bound",
+                remedy="set them before building the engine, or use --numerics fast",
+            )

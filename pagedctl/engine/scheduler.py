@@ -70,7 +70,14 @@ class Scheduler:
         """Decide the next step; a plan without rows means that all wait for commits."""
         self._step += 1
         step = _Step(budget=self.limits.max_num_batched_tokens)
-        for sequence in self._in_step_order():
+        ready, chunks, unconfirmed = self._running_by_kind()
+        for sequence in ready:
+            self._schedule_running(sequence, step)
+        step.budget -= len(unconfirmed)
+        for sequence in chunks:
+            self._schedule_running(sequence, step)
+        step.budget += len(unconfirmed)
+        for sequence in unconfirmed:
             self._schedule_running(sequence, step)
         if not step.preempted:
             self._admit(step)
@@ -104,10 +111,24 @@ class Scheduler:
             if sequence.row is None and (sequence.blocks or sequence.num_computed_tokens):
                 raise RuntimeError(f"{key_of(sequence)} waits but holds blocks")
 
-    def _in_step_order(self) -> list[Sequence]:
-        """Running sequences with something to compute: decodes, then chunks; oldest first."""
-        pending = [one for one in self.running.values() if num_schedulable(one) > 0]
-        return sorted(pending, key=lambda one: num_schedulable(one) > 1)
+    def _running_by_kind(self) -> tuple[list[Sequence], list[Sequence], list[Sequence]]:
+        """Decodes, prefill chunks, and unconfirmed decodes that need a block; oldest first.
+
+        An unconfirmed decode's input is in flight, so it may turn out to have stopped. It takes
+        a block only after all others had their turn: nobody is preempted because of it.
+        """
+        ready: list[Sequence] = []
+        chunks: list[Sequence] = []
+        unconfirmed: list[Sequence] = []
+        for one in self.running.values():
+            count = num_schedulable(one)
+            if count > 1:
+                chunks.append(one)
+            elif count == 1:
+                needed = blocks_for(one.num_computed_tokens + 1, self.limits.block_size)
+                grows = needed > len(one.blocks)
+                (unconfirmed if grows and one.num_in_flight else ready).append(one)
+        return ready, chunks, unconfirmed
 
     def _schedule_running(self, sequence: Sequence, step: _Step) -> None:
         if sequence.row is None:
@@ -168,8 +189,8 @@ class Scheduler:
         """
         while self.waiting and self._free_rows and step.budget > 0:
             sequence = self.waiting[0]
-            if sequence.num_in_flight:
-                return
+            # Preempted a step ago at the latest, so its tokens were committed since.
+            assert not sequence.num_in_flight
             needed = blocks_for(len(sequence.tokens), self.limits.block_size)
             if needed + len(self.running) > self.pool.num_free:
                 return

@@ -47,11 +47,6 @@ class Sequence:
     weight_version_last: int = 0
 
     @property
-    def num_remaining(self) -> int:
-        """Tokens whose KV is not computed yet; 0 while the last token is being waited for."""
-        return len(self.tokens) - self.num_computed_tokens
-
-    @property
     def num_output_tokens(self) -> int:
         """Committed output tokens."""
         return len(self.logprobs)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 from pagedctl.errors import Fault, NumericsRefused
 from pagedctl.models.spec import ModelSpec
@@ -67,7 +67,7 @@ def bind_plans(
     reason why it was refused.
     """
     binder = _Binder(numerics, machine, registry)
-    bound = {name: binder.bind(site) for name, site in _sites(spec, numerics, block_size).items()}
+    bound = binder.bind_all(_sites(spec, numerics, block_size))
     windows = {
         window: binder.bind(_attention_site(spec, numerics, block_size, window))
         for window in dict.fromkeys(spec.windows)
@@ -90,9 +90,28 @@ class _Binder:
         self.requirement = Requirement(features=required_features(numerics))
         self.faults: list[Fault] = []
 
-    def bind(self, site: CallSite) -> Plan | None:
+    def bind_all(self, sites_by_name: Mapping[str, CallSite]) -> dict[str, Plan | None]:
+        """Bind every site; an op whose leaf is unfit at one site takes the next at all of them.
+
+        A leaf may prove unfit for one output width alone. Falling back there only would give
+        fused and separate projections different orders.
+        """
+        bound = {name: self.bind(site) for name, site in sites_by_name.items()}
+        for op in dict.fromkeys(site.op for site in sites_by_name.values()):
+            chosen = {
+                one.leaf.name: one.leaf for one in bound.values() if one and one.site.op == op
+            }
+            if len(chosen) > 1:
+                last = min(chosen.values(), key=lambda leaf: (leaf.priority, leaf.name))
+                for name, site in sites_by_name.items():
+                    if site.op == op:
+                        bound[name] = self.bind(site, names=(last.name,))
+        return bound
+
+    def bind(self, site: CallSite, names: tuple[str, ...] | None = None) -> Plan | None:
+        requirement = replace(self.requirement, names=names)
         try:
-            return plan(self.registry, site, self.machine, self.requirement)
+            return plan(self.registry, site, self.machine, requirement)
         except NoLeafError as error:
             self.faults.append(
                 Fault(

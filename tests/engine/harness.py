@@ -43,6 +43,7 @@ class Trace:
     chunk_splits: int = 0
     max_rows: int = 0
     preemptions: int = 0
+    overshoots: int = 0
     steps: int = 0
 
 
@@ -104,6 +105,9 @@ def run(
         for key, row in zip(keys, logits, strict=True):
             trace.logits[key].append(row)
     trace.preemptions = engine.stats().preemptions - before
+    trace.overshoots = sum(
+        len(rows) - len(trace.completions[key].token_ids) for key, rows in trace.logits.items()
+    )
     assert engine.stats().free_blocks == engine.capacity().kv_blocks
     return trace
 
@@ -111,5 +115,6 @@ def run(
 def assert_same_bits(one: Completion, other: Completion) -> None:
     """Ids and float32 logprobs are equal bit for bit."""
     assert torch.equal(torch.from_numpy(one.token_ids), torch.from_numpy(other.token_ids))
-    assert torch.equal(torch.from_numpy(one.logprobs), torch.from_numpy(other.logprobs))
+    bits, other_bits = one.logprobs.view("int32"), other.logprobs.view("int32")
+    assert torch.equal(torch.from_numpy(bits), torch.from_numpy(other_bits))
     assert (one.finish_reason, one.stop_reason) == (other.finish_reason, other.stop_reason)

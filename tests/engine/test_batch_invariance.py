@@ -16,7 +16,12 @@ from pagedctl.engine.request import Request, SamplingParams
 from tests.engine.harness import Key, Trace, assert_same_bits, run, tiny_engine
 from tests.reference.tiny_models import FAMILIES, VOCAB, tiny_model
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
+DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "float64": torch.float64,
+}
 SAMPLINGS = (
     {"temperature": 0.0},
     {"temperature": 1.0},
@@ -26,18 +31,29 @@ SAMPLINGS = (
 )
 
 
-def request(number: int, rng: np.random.Generator, *, tokens: int = 12) -> Request:
+def request(
+    number: int, rng: np.random.Generator, *, tokens: int = 12, longest_prompt: int = 30
+) -> Request:
+    """A random request; every second one may stop early."""
     sampling: dict[str, Any] = dict(SAMPLINGS[number % len(SAMPLINGS)])
+    stops = rng.integers(0, VOCAB, 16).tolist() if number % 2 else []
     return Request(
         id=number,
-        prompt_token_ids=tuple(rng.integers(1, VOCAB, rng.integers(2, 31)).tolist()),
-        params=SamplingParams(seed=1000 + number, max_tokens=tokens, **sampling),
+        prompt_token_ids=tuple(
+            rng.integers(1, VOCAB, rng.integers(2, longest_prompt + 1)).tolist()
+        ),
+        params=SamplingParams(
+            seed=1000 + number,
+            max_tokens=tokens,
+            stop_token_ids=tuple(stops),
+            **sampling,
+        ),
     )
 
 
-def requests(count: int, seed: int) -> list[Request]:
+def requests(count: int, seed: int, **shape: int) -> list[Request]:
     rng = np.random.default_rng(seed)
-    return [request(number, rng) for number in range(count)]
+    return [request(number, rng, **shape) for number in range(count)]
 
 
 def alone(asked: list[Request], folder: Path, dtype: str, family: str) -> Trace:
@@ -75,9 +91,9 @@ LEGS: dict[str, dict[str, Any]] = {
     "chunks": {"chunk_size": 3, "max_num_batched_tokens": 16},
     "tiny budget": {"max_num_batched_tokens": 5},
     "few rows": {"max_num_seqs": 3},
-    "small pool": {"pool_blocks": 13},
+    "small pool": {"pool_blocks": 12},
     "lag 1": {"lag": 1},
-    "lag 1, small pool, chunks": {"lag": 1, "pool_blocks": 13, "chunk_size": 5},
+    "lag 1, small pool, chunks": {"lag": 1, "pool_blocks": 12, "chunk_size": 5},
     "block 16": {"block_size": 16},
     "block 1": {"block_size": 1},
 }
@@ -89,9 +105,11 @@ LEGS: dict[str, dict[str, Any]] = {
 def test_a_request_has_the_same_bits_alone_and_in_any_batch(
     tmp_path: Path, leg: str, family: str, dtype: str
 ) -> None:
-    """vllm-project/vllm#51187, #32480: equality of fp32 logprobs, batches proven to form."""
+    """vllm-project/vllm#32480: equality of fp32 logprobs, batches proven to form."""
     seed = list(LEGS).index(leg) * 10 + FAMILIES.index(family)
-    asked = requests(10, seed)
+    # Short prompts and long outputs outgrow a small pool after they were admitted.
+    shape = {"tokens": 24, "longest_prompt": 12} if "pool_blocks" in LEGS[leg] else {}
+    asked = requests(10, seed, **shape)
     single = alone(asked, tmp_path / "alone", dtype, family)
     options = {"block_size": 4, **LEGS[leg]}
     pool_blocks = options.pop("pool_blocks", None)
@@ -110,7 +128,21 @@ def test_a_request_has_the_same_bits_alone_and_in_any_batch(
         assert packed.chunk_splits > 0
     if pool_blocks is not None:
         assert packed.preemptions > 0
+    if options.get("lag"):
+        assert packed.overshoots > 0
     assert_equal_traces(packed, single)
+
+
+def test_sixty_four_resident_requests_keep_their_bits_every_time(tmp_path: Path) -> None:
+    """vllm-project/vllm#51187: differences there began at about 44 resident rows."""
+    rng = np.random.default_rng(4)
+    asked = [request(number, rng, tokens=20) for number in range(64)]
+    single = alone(asked, tmp_path / "alone", "float32", "qwen3")
+    with tiny_engine(tiny_model("qwen3"), tmp_path / "all", dtype=torch.float32) as engine:
+        for _ in range(3):
+            packed = run(engine, asked)
+            assert packed.max_rows >= 48
+            assert_equal_traces(packed, single)
 
 
 def test_seeded_requests_do_not_depend_on_their_mates_seeds(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,9 +16,10 @@ from pagedctl.engine.engine import Engine
 from pagedctl.engine.request import Request, SamplingParams
 from pagedctl.engine.scheduler import key_of
 from pagedctl.engine.step_plan import ScheduledRow, StepPlan
-from pagedctl.errors import CapacityError, ConfigError, ModelError
+from pagedctl.errors import CapacityError, ConfigError, ModelError, NumericsRefused, RequestError
 from pagedctl.models.locate import EMBEDDED_FOLDER
-from tests.engine.harness import tiny_engine
+from pagedctl_kernels.plan import LeafUnfit
+from tests.engine.harness import run, tiny_engine
 from tests.reference.tiny_models import tiny_model
 
 PROMPT = tuple(range(3, 17))
@@ -115,6 +117,12 @@ def test_an_explicit_length_that_cannot_fit_is_refused_at_construction(tmp_path:
         {"gpu_memory_utilization": 0.5},
         {"debug_force_preemption_interval": 4},
         {"kv_dtype": "float16"},
+        {"tp_layout": "column"},
+        {"yarn_frequency_device": "cpu"},
+        {"reduce_dtype": "float32"},
+        {"swap_memory_bytes": 1024},
+        {"redundant_experts": 1},
+        {"expert_parallel": True},
     ],
     ids=lambda one: next(iter(one)),
 )
@@ -176,7 +184,278 @@ def test_the_arithmetic_id_names_switches_and_not_the_batch(tmp_path: Path) -> N
     for name, options in {
         "contract": {"numerics": "fast"},
         "norm": {"norm_cast": "after"},
-        "order": {"logprob_order": "blockwise-direct-64"},
+        "order": {"logprob_order": "blockwise-direct-33"},
         "temperature": {"temperature_form": "multiply"},
     }.items():
         assert identity(name, **options) != plain
+
+
+def test_all_that_this_version_lacks_is_refused_together(tmp_path: Path) -> None:
+    config = EngineConfig(model=tiny_model("llama").write_config(tmp_path), tp=2, tp_layout="row")
+    with pytest.raises(ConfigError) as caught:
+        Engine(config)
+    assert [fault.what.split()[0] for fault in caught.value.faults] == ["tp", "tp_layout"]
+
+
+def test_prefix_sharing_is_off_and_says_so(tmp_path: Path) -> None:
+    with tiny_engine(tiny_model("llama"), tmp_path, dtype=torch.float32) as engine:
+        assert engine.config.prefix_cache is False
+        assert engine.config.origins["prefix_cache"] == "derived: not in this version"
+    path = tiny_model("llama").write_config(tmp_path)
+    with pytest.raises(ConfigError, match="prefix_cache True is not available"):
+        Engine(EngineConfig.load(model=path, prefix_cache=True))
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"logprob_order": "blockwise-64"}, "block width 64 leaves 35 columns"),
+        ({"logprob_order": "blockwise-64", "padded_vocab_size": 150}, "leaves 22 columns"),
+        ({"padded_vocab_size": 64}, "padded_vocab_size 64 is below the vocabulary"),
+    ],
+)
+def test_a_block_width_that_does_not_divide_the_vocabulary_is_refused(
+    tmp_path: Path, options: dict[str, Any], problem: str
+) -> None:
+    with pytest.raises(NumericsRefused, match=problem):
+        tiny_engine(tiny_model("llama"), tmp_path, dtype=torch.float32, **options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"logprob_order": "blockwise"},
+        {"logprob_order": "blockwise-33"},
+        {"logprob_order": "blockwise-64", "padded_vocab_size": 128},
+    ],
+)
+def test_a_block_width_that_divides_it_is_kept(tmp_path: Path, options: dict[str, Any]) -> None:
+    with tiny_engine(tiny_model("llama"), tmp_path, dtype=torch.float32, **options) as engine:
+        assert engine.config.contract["logprob_order"] == options["logprob_order"]
+
+
+def test_settings_that_void_the_contract_are_refused_before_and_during_a_run(
+    tmp_path: Path,
+) -> None:
+    """The precision of float32 products belongs to the process; it may not drift unseen."""
+    request = Request(id=0, prompt_token_ids=PROMPT, params=SamplingParams(max_tokens=3))
+    model = tiny_model("llama")
+    with tiny_engine(model, tmp_path / "a", dtype=torch.float32) as engine:
+        try:
+            torch.set_float32_matmul_precision("medium")
+            with pytest.raises(NumericsRefused, match="float32_matmul_precision is medium"):
+                engine.generate([request])
+            with pytest.raises(NumericsRefused):
+                tiny_engine(model, tmp_path / "b", dtype=torch.float32)
+        finally:
+            torch.set_float32_matmul_precision("highest")
+    threads = torch.get_num_threads()
+    with tiny_engine(model, tmp_path / "c", dtype=torch.float32) as engine:
+        try:
+            torch.set_num_threads(threads + 1)
+            with pytest.raises(NumericsRefused, match="threads"):
+                engine.generate([request])
+        finally:
+            torch.set_num_threads(threads)
+
+
+def test_one_unfit_width_moves_every_projection_to_the_next_leaf(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fused and separate projections must not end up with different orders."""
+    from pagedctl_kernels import plan
+
+    plain = plan.bind
+
+    def unfit_at_o_proj(selection: Any, machine: Any) -> Any:
+        if selection.leaf.name == "torch.gemm_row_blocks" and selection.site.name == "o_proj":
+            raise LeafUnfit("planted")
+        return plain(selection, machine)
+
+    monkeypatch.setattr(plan, "bind", unfit_at_o_proj)
+    with tiny_engine(tiny_model("llama"), tmp_path, dtype=torch.float32) as engine:
+        leaves = engine.parts.plans.leaves()
+    gemms = {leaf for site, leaf in leaves.items() if site.startswith("gemm ")}
+    assert gemms == {"torch.gemm_per_row"}
+
+
+def test_the_manifest_warns_of_an_unverified_contract_and_of_positions_beyond(
+    tmp_path: Path,
+) -> None:
+    codes = {}
+    for name, options in {
+        "plain": {},
+        "fast": {"numerics": "fast"},
+        "told": {"unverified": True},
+        "far": {"numerics": "fast", "max_model_len": 600},
+    }.items():
+        with tiny_engine(
+            tiny_model("llama"), tmp_path / name, dtype=torch.float32, **options
+        ) as engine:
+            codes[name] = {one.code for one in engine.manifest().warnings}
+    assert "unverified" in codes["plain"]
+    assert "unverified" not in codes["fast"] | codes["told"]
+    assert codes["far"] - codes["fast"] == {"beyond_positions"}
+
+
+def test_given_weights_are_copied(tmp_path: Path) -> None:
+    """A trainer's optimiser writes into its own tensors while requests are running."""
+    model = tiny_model("qwen3")
+    request = Request(id=0, prompt_token_ids=PROMPT, params=SamplingParams(seed=1, max_tokens=4))
+    config = EngineConfig(model=model.write_config(tmp_path), kv_cache_memory_bytes=4 << 20)
+    tensors = {name: torch.nn.Parameter(one) for name, one in model.tensors(torch.float32).items()}
+    with Engine(config, weights=tensors) as engine:
+        before = engine.generate([request])[0].logprobs.tolist()
+        with torch.no_grad():
+            for tensor in tensors.values():
+                tensor.mul_(1.5)
+        assert engine.generate([request])[0].logprobs.tolist() == before
+        decoder = engine.parts.runner.decoder
+        assert not decoder.embedding.requires_grad
+        assert not decoder.layers[0].qkv_proj.weight.requires_grad
+
+
+def test_a_closed_or_broken_engine_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    request = Request(id=0, prompt_token_ids=PROMPT, params=SamplingParams(max_tokens=4))
+    with tiny_engine(tiny_model("llama"), tmp_path) as engine:
+        engine.submit(request)
+    for call in (lambda: engine.submit(request), engine.step, lambda: engine.generate([request])):
+        with pytest.raises(RuntimeError, match="it is closed"):
+            call()
+    with tiny_engine(tiny_model("llama"), tmp_path, lag=1) as engine:
+        engine.submit(request)
+        engine.step()
+
+        def interrupted(*arguments: object) -> None:
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(engine.parts.runner, "launch", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            engine.step()
+        with pytest.raises(RuntimeError, match="an exception ended a step halfway"):
+            engine.step()
+
+
+@pytest.mark.parametrize("seed", [-1, 2**53, 1.5, True])
+def test_a_bad_run_seed_is_refused_at_construction(tmp_path: Path, seed: object) -> None:
+    with pytest.raises(ConfigError, match="run_seed"):
+        tiny_engine(tiny_model("llama"), tmp_path, run_seed=seed)  # type: ignore[arg-type]
+
+
+def test_an_id_and_its_text_are_one(tmp_path: Path) -> None:
+    params = SamplingParams(max_tokens=2)
+    with tiny_engine(tiny_model("llama"), tmp_path) as engine:
+        engine.submit(Request(id=5, prompt_token_ids=PROMPT, params=params))
+        with pytest.raises(RequestError, match="in use"):
+            engine.submit(Request(id="5", prompt_token_ids=PROMPT, params=params))
+
+
+def test_an_id_may_return_while_its_overshoot_is_still_in_flight(tmp_path: Path) -> None:
+    """Results belong to sequences, not to whoever has the id when they arrive."""
+    model = tiny_model("qwen3")
+    greedy = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
+    first = model.reference().greedy(list(PROMPT), 2)[0]
+    place = 0 if first[1] == first[0] else 1
+    stops = SamplingParams(temperature=0.0, max_tokens=6, stop_token_ids=(first[place],))
+    with tiny_engine(model, tmp_path, lag=1) as engine:
+        engine.submit(Request(id="x", prompt_token_ids=PROMPT, params=stops))
+        done = []
+        while not done:
+            done = engine.step()
+        assert engine.has_unfinished()  # the overshoot
+        engine.submit(Request(id="x", prompt_token_ids=PROMPT, params=greedy))
+        again = []
+        while engine.has_unfinished():
+            again += engine.step()
+    assert done[0].token_ids.tolist() == first[: place + 1]
+    assert again[0].token_ids.tolist() == model.reference().greedy(list(PROMPT), 6)[0]
+
+
+def test_a_row_is_clean_for_its_next_user(tmp_path: Path) -> None:
+    model = tiny_model("llama")
+    tensors = model.tensors(torch.float32)
+    tensors["model.embed_tokens.weight"][77] = float("nan")
+    config = EngineConfig(
+        model=model.write_config(tmp_path), max_num_seqs=1, kv_cache_memory_bytes=4 << 20
+    )
+    params = SamplingParams(max_tokens=3)
+    with Engine(config, weights=tensors) as engine:
+        bad, good = engine.generate(
+            [
+                Request(id="bad", prompt_token_ids=(5, 77), params=params),
+                Request(id="good", prompt_token_ids=PROMPT, params=params),
+            ]
+        )
+    assert bad.error is not None
+    assert good.error is None
+
+
+@pytest.mark.parametrize("chunk_size", [1, 2, 3, 5, 8, 64])
+def test_whether_a_request_is_faulty_does_not_depend_on_chunking(
+    tmp_path: Path, chunk_size: int
+) -> None:
+    """Past its window a NaN may or may not reach a row, by tiling; the fault is the request's."""
+    model = tiny_model("mistral")
+    tensors = model.tensors(torch.float32)
+    tensors["model.embed_tokens.weight"][77] = float("nan")
+    prompt = (*range(3, 13), 77, *range(20, 39))
+    config = EngineConfig(
+        model=model.write_config(tmp_path), chunk_size=chunk_size, kv_cache_memory_bytes=4 << 20
+    )
+    with Engine(config, weights=tensors) as engine:
+        (done,) = engine.generate(
+            [Request(id=0, prompt_token_ids=prompt, params=SamplingParams(max_tokens=4))]
+        )
+    assert done.error is not None
+    assert done.error.kind == "non_finite"
+    assert len(done.token_ids) == 0
+
+
+def test_the_basis_is_what_it_says(tmp_path: Path) -> None:
+    """thinking-machines-lab/tinker-feedback#148: three conventions, each named in the result."""
+    params = SamplingParams(seed=3, max_tokens=5, temperature=0.7, top_k=5, ignore_eos=True)
+    request = Request(id=0, prompt_token_ids=PROMPT, params=params)
+    seen = {}
+    for basis in ("scaled", "raw", "processed"):
+        with tiny_engine(tiny_model("qwen3"), tmp_path / basis, logprob_basis=basis) as engine:
+            seen[basis] = run(engine, [request])
+        assert seen[basis].completions[0, 0].logprob_basis == basis
+    ids = seen["scaled"].completions[0, 0].token_ids.tolist()
+    assert seen["raw"].completions[0, 0].token_ids.tolist() == ids
+    for place, token in enumerate(ids):
+        row = seen["scaled"].logits[0, 0][place].double()
+        kept = row.clone()
+        kept[row < row.topk(5).values[-1]] = -torch.inf
+        expected = {"scaled": row / 0.7, "raw": row, "processed": kept / 0.7}
+        for basis, z in expected.items():
+            reported = float(seen[basis].completions[0, 0].logprobs[place])
+            assert reported == pytest.approx(float(z.log_softmax(-1)[token]), abs=1e-5)
+
+
+def test_min_p_reaches_the_sampler(tmp_path: Path) -> None:
+    params = SamplingParams(seed=3, n=32, max_tokens=1, min_p=1.0)
+    with tiny_engine(tiny_model("qwen3"), tmp_path) as engine:
+        done = engine.generate([Request(id=0, prompt_token_ids=PROMPT, params=params)])
+        free = engine.generate(
+            [Request(id=1, prompt_token_ids=PROMPT, params=SamplingParams(n=32, max_tokens=1))]
+        )
+    greedy = tiny_model("qwen3").reference().greedy(list(PROMPT), 1)[0]
+    assert {one.token_ids[0] for one in done} == set(greedy)
+    assert len({one.token_ids[0] for one in free}) > 1
+
+
+def test_noise_is_keyed_by_the_absolute_position_of_the_drawn_token(tmp_path: Path) -> None:
+    """The published stream: the first token after a prompt of n tokens has position n."""
+    from pagedctl_kernels.ops.gumbel_noise import gumbel_noise
+    from pagedctl_kernels.ops.philox import token_words
+
+    params = SamplingParams(seed=5, max_tokens=1)
+    with tiny_engine(tiny_model("qwen3"), tmp_path, dtype=torch.float32) as engine:
+        trace = run(engine, [Request(id=0, prompt_token_ids=PROMPT, params=params)])
+    row = trace.logits[0, 0][0]
+    groups = torch.arange(-(-len(row) // 4))
+    words = token_words(
+        torch.full_like(groups, 5), torch.full_like(groups, len(PROMPT)), groups
+    ).flatten()[: len(row)]
+    expected = int((row + gumbel_noise(words)).argmax())
+    assert trace.completions[0, 0].token_ids.tolist() == [expected]

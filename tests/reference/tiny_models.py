@@ -112,6 +112,9 @@ def tiny_model(family: str, *, seed: int = 0, **overrides: Any) -> TinyModel:
         matrix(prefix + "mlp.up_proj", inner, hidden, mlp_bias)
         matrix(prefix + "mlp.down_proj", hidden, inner, mlp_bias)
     norm("model.norm", hidden)
+    if config["tie_word_embeddings"]:
+        # Random signs: else a token's own logit leads and the model repeats its input.
+        weights["model.norm.weight"] *= rng.choice([-0.4, 0.4], hidden)
     if not config["tie_word_embeddings"]:
         matrix("lm_head", config["vocab_size"], hidden)
     return TinyModel(config=config, weights=weights)

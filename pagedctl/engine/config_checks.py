@@ -1,0 +1,101 @@
+"""What a configuration may not ask of this version, or of this model. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pagedctl.config.engine_config import EngineConfig
+from pagedctl.config.loader import DEFAULT
+from pagedctl.errors import ConfigError, Fault, NumericsRefused
+from pagedctl.models.spec import ModelSpec
+from pagedctl.numerics.logprob_order import parse_logprob_order
+
+LATER: Mapping[str, tuple[tuple[object, ...], str]] = {
+    "tp": ((1,), "it is 1"),
+    "tp_layout": ((None,), "it is not given: tp is 1"),
+    "reduce_dtype": (("model",), "it is model: tp is 1"),
+    "expert_parallel": ((None,), "it is not given"),
+    "redundant_experts": ((0,), "it is 0"),
+    "device": (("auto", "cpu"), "the engine runs on the CPU"),
+    "topology_invariant": ((None, False), "it is off: tp is 1"),
+    "yarn_ramp_mask_device": ((None, "host"), "it is host"),
+    "yarn_frequency_device": ((None, "host"), "it is host"),
+    "swap_memory_bytes": ((None,), "it is not given"),
+    "debug_force_preemption_interval": ((None,), "it is not given"),
+}
+"""Options whose other values come later: the values of this version, and the rule in words."""
+
+
+def refuse_later(config: EngineConfig) -> EngineConfig:
+    """Refuse what this version lacks, all of it at once, rather than ignore it.
+
+    Prefix sharing is on by default and not in this version: a default turns off, and an
+    explicit ``--prefix-cache`` is refused.
+    """
+    rules = {
+        name: rule for name, (values, rule) in LATER.items() if getattr(config, name) not in values
+    }
+    if config.prefix_cache and config.origins["prefix_cache"] != DEFAULT:
+        rules["prefix_cache"] = "it is off"
+    if rules:
+        raise not_available(config, rules)
+    return config.derive("not in this version", prefix_cache=False)
+
+
+def not_available(config: EngineConfig, rules: Mapping[str, str]) -> ConfigError:
+    """The refusal of options by name, each with the place that set it and this version's rule."""
+    return ConfigError.of(
+        Fault(
+            what=f"{name} {getattr(config, name)} is not available in this version",
+            where=f"option {name}, set by {config.origins[name]}",
+            rule=f"in this version {rule}",
+            remedy=f"leave {name} out",
+        )
+        for name, rule in rules.items()
+    )
+
+
+def check_logprob_width(spec: ModelSpec, config: EngineConfig) -> None:
+    """An explicit block width must divide the (padded) vocabulary; raises NumericsRefused.
+
+    A width of a trainer's shard that does not divide it would fold other blocks than the
+    trainer does. The default width has a ragged last block and fits every vocabulary.
+    """
+    padded = config.contract["padded_vocab_size"]
+    vocab = spec.output_vocab_size if padded is None else int(padded)
+    faults = []
+    if vocab < spec.output_vocab_size:
+        faults.append(
+            Fault(
+                what=f"padded_vocab_size {vocab} is below the vocabulary",
+                where=f"option padded_vocab_size, set by {config.origins['padded_vocab_size']}",
+                rule=f"at least the model's {spec.output_vocab_size}",
+                remedy="give the trainer's padded size, or leave it out",
+            )
+        )
+    order = parse_logprob_order(str(config.contract["logprob_order"]))
+    if order.explicit and vocab % order.block_size:
+        faults.append(
+            Fault(
+                what=f"block width {order.block_size} leaves {vocab % order.block_size} columns",
+                where=f"option logprob_order, set by {config.origins['logprob_order']}",
+                rule=f"an explicit width divides the (padded) vocabulary of {vocab}",
+                remedy="give the trainer's shard width, or the order without a width",
+            )
+        )
+    if faults:
+        raise NumericsRefused.of(faults)
+
+
+def contract_warnings(config: EngineConfig, spec: ModelSpec) -> list[tuple[str, str, str]]:
+    """(code, where, text) of what a run should know of its configuration before it starts."""
+    found = []
+    cap = config.max_model_len
+    if cap is not None and cap > spec.max_position_embeddings:
+        text = f"max_model_len {cap} is beyond the model's {spec.max_position_embeddings} positions"
+        found.append(("beyond_positions", "option max_model_len", text))
+    if config.contract.contract.bitwise and not config.unverified:
+        name = config.contract.contract.name
+        text = f"{name} runs unverified: no profile or record covers this model and machine"
+        found.append(("unverified", "option numerics", text))
+    return found
