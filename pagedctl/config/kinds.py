@@ -16,6 +16,10 @@ from typing import Literal, Protocol
 
 from pagedctl.errors import nearest
 
+_DIGITS = re.compile(r"[+-]?[0-9]{1,400}")
+_DECIMAL = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?|[+-]?(inf|nan)")
+"""Plain ASCII numbers; int() and float() also take 1_0, spaces and the digits of other scripts."""
+
 
 class Broken(Exception):
     """A value breaks its kind's rule. ``problem`` completes the sentence "<name> <value> ..."."""
@@ -48,10 +52,9 @@ class Integer:
     metavar: str = "INT"
 
     def parse(self, text: str) -> int:
-        try:
-            return self.check(int(text, 10))
-        except ValueError:
-            raise Broken("is not an integer", self._rule()) from None
+        if not _DIGITS.fullmatch(text):
+            raise Broken("is not an integer", self._rule())
+        return self.check(int(text))
 
     def check(self, value: object) -> int:
         if not isinstance(value, int) or isinstance(value, bool):
@@ -79,10 +82,9 @@ class Number:
     metavar: str = "FLOAT"
 
     def parse(self, text: str) -> float:
-        try:
-            return self.check(float(text))
-        except ValueError:
-            raise Broken("is not a number", self._rule()) from None
+        if not _DECIMAL.fullmatch(text):
+            raise Broken("is not a number", self._rule())
+        return self.check(float(text))
 
     def check(self, value: object) -> float:
         if not isinstance(value, int | float) or isinstance(value, bool):
@@ -138,7 +140,10 @@ class Choice:
     values: tuple[str, ...]
     later: tuple[str, ...] = ()
     instead: Mapping[str, str] = field(default_factory=dict)
-    metavar: str = "NAME"
+
+    @property
+    def metavar(self) -> str:
+        return "|".join(self.values)
 
     def parse(self, text: str) -> str:
         return self.check(text)
@@ -162,13 +167,15 @@ class IntegerChoice:
     """One of a closed set of integers."""
 
     values: tuple[int, ...]
-    metavar: str = "INT"
+
+    @property
+    def metavar(self) -> str:
+        return "|".join(map(str, self.values))
 
     def parse(self, text: str) -> int:
-        try:
-            return self.check(int(text, 10))
-        except ValueError:
-            raise Broken("is not an integer", self._rule()) from None
+        if not _DIGITS.fullmatch(text):
+            raise Broken("is not an integer", self._rule())
+        return self.check(int(text))
 
     def check(self, value: object) -> int:
         if isinstance(value, int) and not isinstance(value, bool) and value in self.values:
@@ -229,10 +236,10 @@ class Size:
     metavar: str = "SIZE"
 
     def parse(self, text: str) -> int:
-        match = re.fullmatch(r"(\d+(?:\.\d+)?)(KiB|MiB|GiB)", text)
+        match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)(KiB|MiB|GiB)", text)
         if match is not None:
             return self._in_range(round(Fraction(match[1]) * SIZE_UNITS[match[2]]))
-        if re.fullmatch(r"\d+", text):
+        if re.fullmatch(r"[0-9]{1,400}", text):
             return self._in_range(int(text))
         raise Broken("is not a size", self._rule())
 
@@ -268,7 +275,7 @@ class Duration:
     metavar: str = "DURATION"
 
     def parse(self, text: str) -> float:
-        match = re.fullmatch(r"(\d+(?:\.\d+)?)(us|ms|s|min|h)", text)
+        match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)(us|ms|s|min|h)", text)
         if match is None or float(match[1]) == 0:
             raise Broken("is not a duration", "a number above 0 with us, ms, s, min or h")
         return float(Fraction(match[1]) * DURATION_UNITS[match[2]])
@@ -287,7 +294,8 @@ class ListOf:
 
     @property
     def metavar(self) -> str:
-        return f"{self.item.metavar},..."
+        metavar = self.item.metavar
+        return "NAME,..." if "|" in metavar else f"{metavar},..."
 
     def parse(self, text: str) -> tuple[object, ...]:
         return tuple(self.item.parse(part.strip()) for part in text.split(","))

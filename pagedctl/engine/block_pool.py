@@ -1,7 +1,7 @@
 """The block pool: who owns which KV block. Pure Python, ordered containers only.
 
     block   0 .. num_blocks - 1    usable
-    block   num_blocks             the null block: padding rows read and write it, nobody owns it
+    block   num_blocks             the null block: nobody owns it
 
 A block is either free (refcount 0, in the free queue exactly once) or referenced. Blocks are
 taken from the front of the queue and returned to its back, so the block that was freed longest

@@ -189,7 +189,7 @@ def _unknown(text: str, problem: str) -> ModelError:
     hint = f" (nearest built-in name: {close})" if close else ""
     return ModelError(
         f'model "{text}" was not found: {problem}{hint}',
-        where="--model",
+        where="the model's name",
         rule="an existing path, embedded, a built-in architecture, or org/name[@revision] "
         "in the local Hugging Face cache; nothing is downloaded",
         remedy="check the name, or fetch the model with: hf download org/name",

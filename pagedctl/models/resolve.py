@@ -140,7 +140,7 @@ def _stored(location: ModelLocation, weights: WeightsPolicy) -> CheckpointIndex 
     if weights == "required":
         raise ModelError(
             f"{location.source} has no weights",
-            where="--model",
+            where=f"model {location.name}",
             rule="sampling needs weights: a snapshot folder",
             remedy="name a snapshot folder, or give --random-weights SEED",
         )

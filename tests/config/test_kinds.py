@@ -125,6 +125,30 @@ def test_no_text_escapes_as_another_error(kind: Kind, text: str) -> None:
         assert kind.check(value) == value
 
 
+@pytest.mark.parametrize("text", ["1_0", " 2", "2 ", "\u0663", "0x10", "1e3", "", "+", "1" * 401])
+def test_an_integer_is_plain_digits(text: str) -> None:
+    with pytest.raises(Broken):
+        Integer().parse(text)
+
+
+@pytest.mark.parametrize("text", ["1_0", " 2", "\u0663", "0x10", "", ".", "infinity", "1e"])
+def test_a_number_is_plain_decimal(text: str) -> None:
+    with pytest.raises(Broken):
+        Number().parse(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("1e-3", 1e-3), (".5", 0.5), ("2.", 2.0), ("-1.5E2", -150.0)]
+)
+def test_a_number_may_have_an_exponent(text: str, value: float) -> None:
+    assert Number().parse(text) == value
+
+
+def test_closed_sets_show_their_values() -> None:
+    assert CHOICE.metavar == "fast|invariant"
+    assert IntegerChoice(values=(0, 1)).metavar == "0|1"
+
+
 def test_another_tools_word_is_answered_with_ours() -> None:
     with pytest.raises(Broken) as caught:
         CHOICE.check("auto")
