@@ -32,6 +32,7 @@ _CPU_PRODUCT = (
     ("isa", "{isa}"),
     ("threads", "{threads}"),
 )
+_COMPILER = (("compiler", "{library}"),)
 _CPU_TRANSCENDENTAL = (("transcendental", "exp and log of {library}, {isa}"),)
 
 
@@ -139,6 +140,7 @@ RMS_NORM_HOPPER = _template(
     ("internal", "float32"),
     ("sum", "one program a row, block next power of two of {width}, 4 warps"),
     *_NORM_TERMS,
+    *_COMPILER,
 )
 
 _ROPE_TERMS = (
@@ -162,6 +164,7 @@ QK_ROPE_HOPPER = _template(
     ("sum", "one program a row, block next power of two of {head_dim}, 1 warp"),
     ("norm_cast", "{norm_cast} the weight"),
     *_ROPE_TERMS,
+    *_COMPILER,
 )
 
 _ATTENTION_TERMS = (
@@ -190,7 +193,7 @@ ATTENTION_HOPPER = _template(
     ("products", "tensor-core chains over head_dim {head_dim} and over the 64 keys of a tile"),
     ("row_sum", "dot of the rounded probabilities with ones"),
     *_ATTENTION_TERMS,
-    ("transcendental", "ex2.approx"),
+    ("transcendental", "ex2.approx.ftz"),
 )
 
 _SILU_TERMS = (
@@ -216,16 +219,17 @@ BLOCK_SUMEXP_HOPPER = _template(
     ("block", "{block_size} columns, missing columns add exact zeros"),
     ("sum", "4096-column chunks left to right, one program a block, 8 warps, float32"),
     ("transcendental", "ex2.approx of fl(x * log2 e)"),
+    *_COMPILER,
 )
 
 _LOGPROB_TERMS = (
     ("temperature", "{temperature_form} in {internal}"),
     ("form", "{form}"),
-    ("fold", "block sums left to right in {internal}"),
+    ("fold", "sums of {block_size}-column blocks, left to right in {internal}"),
 )
 LOGPROB_CPU = _template("logprob", CPU, *_LOGPROB_TERMS, *_CPU_TRANSCENDENTAL)
 LOGPROB_HOPPER = _template(
-    "logprob", HOPPER, *_LOGPROB_TERMS, ("transcendental", "lg2.approx times ln 2")
+    "logprob", HOPPER, *_LOGPROB_TERMS, ("transcendental", "LN, the written polynomial")
 )
 
 _SAMPLE_TERMS = (

@@ -141,6 +141,11 @@ class LeafSpec:
     def __post_init__(self) -> None:
         if self.order.op != self.op:
             raise ValueError(f"{self.name} implements {self.op}, its order is of {self.order.op}")
+        if (self.capability.kind == "cpu") != (self.order.device_class == "cpu"):
+            raise ValueError(
+                f"{self.name} runs on {self.capability.kind}, its order is of "
+                f"{self.order.device_class}"
+            )
 
     def resolve_order(self, site: CallSite, machine: Machine) -> Order:
         """The order of this leaf at *site* on *machine*."""

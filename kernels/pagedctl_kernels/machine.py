@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import importlib.metadata
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -12,8 +14,9 @@ class Machine:
 
     ``kind`` is ``cpu`` or ``cuda``. ``capability`` is the CUDA compute capability as
     ``(major, minor)``, and None on a CPU. ``isa`` is the vector instruction set that torch
-    uses, ``library`` the CPU's BLAS, ``threads`` the intra-op thread count; they are
-    arithmetic facts on a CPU, where a BLAS picks its summation order by them.
+    uses and ``threads`` the intra-op thread count. ``library`` names what decides orders that
+    no source states: on a CPU the BLAS, with a digest of what it computes; on CUDA the kernel
+    compiler.
     """
 
     kind: str
@@ -40,21 +43,60 @@ def this_machine(device: str) -> Machine:
     import torch
 
     if device == "cuda":
-        return Machine(kind="cuda", capability=torch.cuda.get_device_capability())
+        return Machine(
+            kind="cuda",
+            capability=torch.cuda.get_device_capability(),
+            library=f"triton {importlib.metadata.version('triton')}",
+        )
     return Machine(
         kind="cpu",
         isa=torch.backends.cpu.get_cpu_capability(),
-        library=_blas_library(),
+        library=f"{_blas_library()} probe {_probe_digest()}",
         threads=torch.get_num_threads(),
     )
+
+
+def settings_drift(machine: Machine) -> str | None:
+    """How torch's settings of this process moved away from *machine*, or None; cheap.
+
+    Threads and float32 precision belong to the whole process, and a library that changes them
+    after plans were bound would change bits.
+    """
+    import torch
+
+    if machine.kind != "cpu":
+        return None
+    if torch.get_num_threads() != machine.threads:
+        return f"torch uses {torch.get_num_threads()} threads, the plans are for {machine.threads}"
+    precision = torch.get_float32_matmul_precision()
+    return None if precision == "highest" else f"float32_matmul_precision is {precision}"
 
 
 def _blas_library() -> str:
     """Name and version of the BLAS behind torch's fp32 and fp64 products."""
     import torch
 
+    release = f"torch {torch.__version__.split('+')[0]}"
     for line in torch.__config__.show().splitlines():
         if "Math Kernel Library Version" in line:
-            version = line.split("Version", 1)[1].split()[0]
-            return f"mkl {version} torch {torch.__version__.split('+')[0]}"
-    return f"torch {torch.__version__.split('+')[0]}"
+            return f"mkl {line.split('Version', 1)[1].split()[0]} {release}"
+    return release
+
+
+def _probe_digest() -> str:
+    """A digest of what this process computes for fixed inputs.
+
+    Versions do not tell which code path a BLAS took (its own dispatch, MKL_CBWR), whether
+    float32 products are IEEE ones, or whether subnormals are flushed; the bits do.
+    """
+    import torch
+
+    steps = torch.arange(16 * 576, dtype=torch.float64).reshape(16, 576)
+    digest = hashlib.sha256()
+    for dtype in (torch.float32, torch.float64):
+        x = torch.sin(steps * 0.37).to(dtype)
+        tiny = torch.full((16,), torch.finfo(dtype).tiny, dtype=dtype) / 8
+        products = (x @ torch.cos(steps * 0.11).to(dtype).T, x.exp(), (x + 2).log(), tiny * 1)
+        for one in products:
+            digest.update(one.contiguous().numpy().tobytes())
+    return digest.hexdigest()[:8]

@@ -14,7 +14,19 @@ import string
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-FORBIDDEN_FACTS = frozenset({"rows", "n", "num_tokens", "num_seqs", "shard", "tp"})
+ORDER_FACTS = frozenset(
+    {
+        *("k", "width", "head_dim", "internal", "isa", "library", "threads"),
+        *("norm_cast", "qk_norm", "rope_table_dtype", "softmax_p_dtype", "activation_rounding"),
+        *("head_dtype", "form", "temperature_form", "block_size"),
+        *("x_dtype", "w_dtype", "y_dtype", "kv_dtype"),
+    }
+)
+"""What an order may depend on: contraction lengths, dtypes, the contract's switches, the machine.
+
+``block_size`` is the width of a sum-exp block; the other block size, of the KV cache, is no
+fact of any op that sums over blocks.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,8 +68,8 @@ class OrderTemplate:
     """An order as a leaf declares it: terms may hold ``{fact}`` placeholders.
 
     A placeholder is filled from the call site's facts and the machine when a plan is
-    selected. Facts that vary with the batch, the shard or the fusion are refused here, so
-    no leaf can declare an order that depends on them.
+    selected. Only ORDER_FACTS may be named, so no leaf can declare an order that depends on
+    the batch, the shard, the fusion or the output width.
     """
 
     op: str
@@ -68,16 +80,19 @@ class OrderTemplate:
         names = [name for name, _ in self.terms]
         if len(set(names)) != len(names):
             raise ValueError(f"order of {self.op} names a term twice: {names}")
-        forbidden = sorted(self.placeholders() & FORBIDDEN_FACTS)
+        forbidden = sorted(self.placeholders() - ORDER_FACTS)
+        if self.op not in ("block_sumexp", "logprob"):
+            forbidden += sorted(self.placeholders() & {"block_size"})
         if forbidden:
             raise ValueError(f"order of {self.op} may not depend on {', '.join(forbidden)}")
 
     def placeholders(self) -> frozenset[str]:
+        """The facts named in the terms; a conversion or format counts as part of the name."""
         formatter = string.Formatter()
         return frozenset(
-            field
+            f"{field}{f'!{conversion}' if conversion else ''}{f':{spec}' if spec else ''}"
             for _, text in self.terms
-            for _, field, _, _ in formatter.parse(text)
+            for _, field, spec, conversion in formatter.parse(text)
             if field is not None
         )
 

@@ -118,7 +118,12 @@ def _rank_key(candidate: Candidate) -> tuple[bool, int, int, str]:
 
 def _judge(leaf: LeafSpec, site: CallSite, machine: Machine, requirement: Requirement) -> Candidate:
     refusals = list(_static_refusals(leaf, site, machine, requirement))
-    order = None if refusals else leaf.resolve_order(site, machine)
+    order = None
+    if not refusals:
+        try:
+            order = leaf.resolve_order(site, machine)
+        except KeyError as missing:
+            refusals.append(f"its order names {missing}, which this call site does not state")
     if order is not None and requirement.order is not None and order != requirement.order:
         refusals.extend(f"order, {text}" for text in order.differences(requirement.order))
     matched = len(set(leaf.traits) & set(requirement.traits))
@@ -133,6 +138,8 @@ def _static_refusals(
     hardware = leaf.capability.refusal(machine)
     if hardware is not None:
         yield hardware
+    elif leaf.order.device_class != machine.device_class:
+        yield f"its order is of {leaf.order.device_class}, this is {machine.device_class}"
     if not any(fmt.accepts(site.dtypes) for fmt in leaf.formats):
         have = " ".join(f"{operand}:{dtype}" for operand, dtype in site.dtypes.items())
         yield f"no format takes {have}"

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Optional
 
 import typer
-from rich.markup import escape
 
 from pagedctl.config.kinds import Boolean
 from pagedctl.config.options import Option
@@ -83,7 +82,7 @@ def _parameter(one: Option, panel: str) -> inspect.Parameter:
     value: Any = bool if boolean else list[str] if one.repeatable else str
     info = typer.Option(
         *declarations(one),
-        help=escape(help_of(one)),
+        help=help_of(one),
         metavar=None if boolean else metavar_of(one),
         rich_help_panel=panel,
         show_default=False,

@@ -65,7 +65,7 @@ def _section(path: str, command: Any) -> str:
 def _row(one: Any) -> str:
     spellings = ", ".join(f"`{name}`" for name in (*one.opts, *one.secondary_opts))
     value = "" if getattr(one, "is_flag", False) else str(one.metavar or "TEXT")
-    help_text = str(one.help or "").replace("\\[", "[").replace("|", "\\|")
+    help_text = str(one.help or "").replace("|", "\\|")
     return f"| {spellings} | {value.replace('|', chr(92) + '|')} | {help_text} |"
 
 

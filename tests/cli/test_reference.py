@@ -5,12 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 import typer
 
 from pagedctl.cli.main import BODIES, build_app
 from pagedctl.cli.reference import flag_names, reference_page, walk
 from pagedctl.config.options import Option
 from pagedctl.config.surface import COMMANDS
+from tests.conftest import Cli
 
 FILES = [
     "--json",
@@ -160,3 +162,13 @@ def test_every_option_of_the_surface_says_its_default() -> None:
     ]
     assert len(options) > 100
     assert all(one.default_words() and one.help for one in options)
+
+
+@pytest.mark.parametrize("columns", ["40", "80", "200"])
+@pytest.mark.parametrize("path", ["env", "generate", "bench", "models inspect"])
+def test_help_never_cuts_a_name(cli: Cli, path: str, columns: str) -> None:
+    text = cli(*path.split(), "--help", env={"COLUMNS": columns}).stdout
+    assert "…" not in text
+    for name in flag_names(commands()[f"pagedctl {path}"]):
+        assert name in text
+    assert f"Usage: pagedctl {path}" in text

@@ -20,6 +20,7 @@ from pagedctl_kernels.plan import Plan, plan
 from pagedctl_kernels.sites import attention_site
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
+INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def bound(site: CallSite, *names: str) -> Plan:
@@ -45,13 +46,19 @@ def threads(count: int) -> Iterator[None]:
 
 
 def assert_same_bits(got: torch.Tensor, want: torch.Tensor, what: str = "") -> None:
-    """Equal bit for bit; reports the first place that differs."""
+    """Equal bit for bit (+0 is not -0, a NaN equals itself); reports the first difference."""
     assert got.shape == want.shape
     assert got.dtype == want.dtype
-    if torch.equal(got, want):
+    differs = bits(got) != bits(want)
+    if not differs.any():
         return
-    place = tuple((got != want).nonzero()[0].tolist())
+    place = tuple(differs.nonzero()[0].tolist())
     raise AssertionError(f"{what} differs first at {place}: {got[place]!r} != {want[place]!r}")
+
+
+def bits(values: torch.Tensor) -> torch.Tensor:
+    """The same memory as integers."""
+    return values.contiguous().view(INTEGERS[values.itemsize])
 
 
 @dataclass(frozen=True)

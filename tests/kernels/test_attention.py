@@ -10,6 +10,7 @@ import torch
 
 from pagedctl_kernels.ops.attention import tiles, torch_reference, units
 from pagedctl_kernels.ops.interfaces import AttentionMetadata
+from pagedctl_kernels.registry import NoLeafError
 from tests.kernels import reference
 from tests.kernels.harness import DTYPES, Paged, Sequences, assert_same_bits, sequences, threads
 from tests.kernels.reference import assert_close, to_numpy
@@ -56,6 +57,30 @@ def test_every_group_size_reads_its_own_kv_head(group: int) -> None:
 @pytest.mark.parametrize("head_dim", [8, 24, 64, 96, 128])
 def test_every_head_dim_is_scaled_by_its_square_root(head_dim: int) -> None:
     check_all(sequences(4, [5, 70], head_dim=head_dim))
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "refusal"),
+    [
+        (1, "head_dim 1 is below 8"),
+        (6, "head_dim 6 is below 8"),
+        (9, "head_dim 9 is not a multiple of 8"),
+        (12, "head_dim 12 is not a multiple of 8"),
+    ],
+)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_a_head_dim_that_no_tile_product_serves_is_refused_by_its_limit(
+    dtype: str, head_dim: int, refusal: str
+) -> None:
+    """Not by a machine's check: which other head_dims keep their bits differs by dtype."""
+    with pytest.raises(NoLeafError, match=refusal):
+        Paged(sequences(4, [5], head_dim=head_dim, dtype=dtype)).leaf()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("head_dim", range(8, 136, 8))
+def test_every_head_dim_within_the_limit_has_a_leaf(head_dim: int, dtype: str) -> None:
+    assert Paged(sequences(4, [5], head_dim=head_dim, dtype=dtype)).leaf().head_dim == head_dim
 
 
 @pytest.mark.parametrize("block_size", [1, 3, 8, 16, 48, 64, 128, 256])

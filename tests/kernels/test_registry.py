@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from pagedctl_kernels.leaf import (
@@ -23,6 +25,9 @@ CPU = Machine(kind="cpu", isa="AVX512", library="lib 1", threads=2)
 HOPPER = Machine(kind="cuda", capability=(9, 0))
 SITE = CallSite(op="toy", name="layer.toy", dtypes={"x": "float32"}, facts={"k": 64, "n": 32})
 ORDER = OrderTemplate(op="toy", device_class="cpu", terms=(("chain", "over {k}"),))
+
+
+HOPPER_ORDER = replace(ORDER, device_class="sm_90")
 
 
 def leaf(name: str, **changes: object) -> LeafSpec:
@@ -90,7 +95,7 @@ def test_names_restrict_the_candidates_and_never_bypass_features() -> None:
 def test_explain_lists_every_reason_of_every_leaf() -> None:
     registry = Registry(
         [
-            leaf("cuda", capability=Capability(kind="cuda", minimum=(9, 0))),
+            leaf("cuda", capability=Capability(kind="cuda", minimum=(9, 0)), order=HOPPER_ORDER),
             leaf(
                 "narrow",
                 formats=formats("x", dtypes=("float16",)),
@@ -114,7 +119,7 @@ def test_explain_lists_every_reason_of_every_leaf() -> None:
 
 
 def test_no_leaf_error_names_the_site_the_device_and_each_candidate() -> None:
-    registry = Registry([leaf("only", capability=Capability(kind="cuda"))])
+    registry = Registry([leaf("only", capability=Capability(kind="cuda"), order=HOPPER_ORDER)])
     with pytest.raises(NoLeafError) as caught:
         registry.select(SITE, CPU, Requirement(features=frozenset({BATCH_INVARIANT})))
     assert str(caught.value).splitlines() == [
@@ -193,3 +198,29 @@ def test_arithmetic_id_is_of_the_set_of_orders() -> None:
     two = Order(op="b", device_class="cpu", terms=())
     assert arithmetic_id([one, two]) == arithmetic_id([two, one, swapped, one])
     assert arithmetic_id([one]) != arithmetic_id([one, two])
+
+
+@pytest.mark.parametrize(
+    "term",
+    ["{n}", "{rows}", "{q_heads}", "{block_size}", "{vocab_size}", "{k.real}", "{k:{n}}", "{k!r}"],
+)
+def test_an_order_may_name_nothing_but_the_allowed_facts(term: str) -> None:
+    with pytest.raises(ValueError, match="may not depend on"):
+        OrderTemplate(op="toy", device_class="cpu", terms=(("chain", term),))
+
+
+def test_an_order_of_another_device_class_is_refused() -> None:
+    with pytest.raises(ValueError, match="its order is of cpu"):
+        leaf("cuda", capability=Capability(kind="cuda"))
+    registry = Registry([leaf("h", capability=Capability(kind="cuda"), order=HOPPER_ORDER)])
+    blackwell = Machine(kind="cuda", capability=(10, 0))
+    (candidate,) = registry.explain(SITE, blackwell, Requirement())
+    assert candidate.refusals == ("its order is of sm_90, this is sm_100",)
+
+
+def test_a_leaf_whose_order_cannot_be_filled_is_refused_and_the_others_serve() -> None:
+    order = OrderTemplate(op="toy", device_class="cpu", terms=(("width", "{width}"),))
+    registry = Registry([leaf("lacking", order=order, priority=9), leaf("plain")])
+    assert registry.select(SITE, CPU, Requirement()).leaf.name == "plain"
+    reasons = {one.leaf.name: one.refusals for one in registry.explain(SITE, CPU, Requirement())}
+    assert reasons["lacking"] == ("its order names 'width', which this call site does not state",)

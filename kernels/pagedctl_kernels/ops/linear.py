@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 import torch.nn.functional as functional
 
@@ -10,13 +12,28 @@ from pagedctl_kernels.leaf import CallSite
 from pagedctl_kernels.machine import Machine
 from pagedctl_kernels.ops.interfaces import PreparedLinear
 from pagedctl_kernels.ops.product_check import Verdict, check_linear
-from pagedctl_kernels.ops.row_blocks import padded_columns, row_block_product, row_product
-from pagedctl_kernels.ops.torch_checks import dtype_fact, expect, int_fact, operand_dtype
+from pagedctl_kernels.ops.row_blocks import (
+    aligned,
+    on_cache_line,
+    padded_columns,
+    row_block_product,
+    row_product,
+)
+from pagedctl_kernels.ops.torch_checks import (
+    dtype_fact,
+    expect,
+    int_fact,
+    operand_dtype,
+    require_ieee,
+)
 from pagedctl_kernels.plan import LeafUnfit
 
 
 class _Linear:
-    """What the three share: operand checks and the facts of the call site."""
+    """What the three share: operand checks and the facts of the call site.
+
+    ``compute`` and ``columns`` are the dtype and the height of the weight that a leaf prepares.
+    """
 
     def __init__(self, site: CallSite) -> None:
         self.op = site.op
@@ -26,6 +43,8 @@ class _Linear:
         self.dtype = operand_dtype(site, "x")
         self.output = operand_dtype(site, "y")
         self.internal = dtype_fact(site, "internal")
+        self.compute = self.internal
+        self.columns = self.n
 
     def check_weight(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         expect(f"{self.op}: weight", weight, self.dtype, (self.n, self.k))
@@ -42,6 +61,10 @@ class _Linear:
                 f"{self.op}: weight was prepared for [{prepared.n}, {prepared.k}], "
                 f"this call site is [{self.n}, {self.k}]"
             )
+        stored = (self.columns, self.k)
+        expect(
+            f"{self.op}: the prepared weight of this leaf", prepared.weight, self.compute, stored
+        )
 
 
 class _WidenedLinear(_Linear):
@@ -93,13 +116,22 @@ class RowBlocksLinear(_WidenedLinear):
 
 
 class PerRowLinear(_WidenedLinear):
-    """One [1, K] product a row, for a library that does not keep the bits of row blocks."""
+    """One [1, K] product a row, for a library that does not keep the bits of row blocks.
+
+    The weight is put on a cache line when it is prepared, not at every call.
+    """
 
     def __init__(self, site: CallSite, machine: Machine) -> None:
         super().__init__(site)
         _checked(self, site, machine, 1)
 
+    def prepare(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PreparedLinear:
+        prepared = super().prepare(weight, bias)
+        return replace(prepared, weight=aligned(prepared.weight))
+
     def product(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        if not on_cache_line(weight):
+            raise ValueError(f"{self.op}: the weight is not on a cache line; prepare it here")
         return row_product(x, weight)
 
 
@@ -134,6 +166,7 @@ class LibraryLinear(_Linear):
 def _checked(linear: _WidenedLinear, site: CallSite, machine: Machine, height: int) -> Verdict:
     """The construction check's verdict on this site's products; raises LeafUnfit."""
     require_threads(site, machine)
+    require_ieee(site)
     internal = str(site.facts["internal"])
     verdict = check_linear(linear.k, linear.columns, internal, machine.threads, height)
     if verdict.reason is not None:

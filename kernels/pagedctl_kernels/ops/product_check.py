@@ -1,23 +1,27 @@
 """Construction checks: does this machine's BLAS keep a row's bits, whatever surrounds it?
 
 A BLAS states no summation order, so a leaf that promises one checks it for its own shape,
-dtype and thread count before it serves, on payloads that expose a changed order. Each check
-returns the reason for refusal, or None, and is remembered for the process.
+dtype and thread count before it serves, on payloads that expose a changed order; a product that
+is wrong in the same way everywhere is exposed by a float64 one. Each check returns the reason
+for refusal, or None, and is remembered for the process.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
+from types import MappingProxyType
 
 import torch
 
 from pagedctl_kernels.house import CPU_ROW_BLOCK, TILE_KEYS
 from pagedctl_kernels.ops.row_blocks import (
+    CACHE_LINE_BYTES,
     COLUMN_STEPS,
+    aligned,
     row_block_product,
     row_product,
     split_rows,
@@ -25,7 +29,38 @@ from pagedctl_kernels.ops.row_blocks import (
 from pagedctl_kernels.ops.torch_checks import TORCH_DTYPES
 
 SHORT_BLOCKS = (4, 8)
+
+_BATCHES: Mapping[int, tuple[int, ...]] = MappingProxyType({CPU_ROW_BLOCK: (133, 48, 1), 1: (37,)})
+"""Rows of the batches tried, by height of a product, the largest first.
+
+For blocks: eight and a padded one, three, a padded one. Rows that are taken one by one never
+meet, so one batch of them tells as much.
+"""
+
+_DISTINCT_ROWS: Mapping[int, int] = MappingProxyType({CPU_ROW_BLOCK: 2 * CPU_ROW_BLOCK, 1: 10})
+"""Rows drawn, by height of a product; a batch repeats them."""
+
+_TAIL = 5
+_STRIDE = 7
+"""Steps by which a batch takes its rows: it meets each of them, at other places than drawn."""
+
+_DISTINCT_TILES = 8
+_TILES_AT_ONCE = 37
+
 _DRAWN_COLUMNS = 1024
+_NARROWEST = 7
+"""Column steps of the narrowest weight drawn: a site of fewer columns is a shard of it."""
+
+_KINDS = 5
+"""Kinds of numbers in a payload (``_payload``); those of kind 0 are Gaussian."""
+
+_COMPARED_COLUMNS = 64
+_GAUSSIAN_ERROR = 4
+"""Units of roundoff times both norms that an IEEE product of Gaussian rows stays below.
+
+Rounding errors of one chain add up to 0.4 of it at any length (one deviation); inputs
+rounded to bfloat16 or TF32 exceed it by far until K is a million.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,40 +75,38 @@ class Verdict:
 @cache
 def check_linear(k: int, columns: int, dtype: str, threads: int, height: int) -> Verdict:
     """Check products of *height* rows (16 or 1) with a [columns, k] weight, columns padded."""
-    product = row_product if height == 1 else row_block_product
-    x, weight = _payload(2 * CPU_ROW_BLOCK, columns, k, TORCH_DTYPES[dtype])
-    expected = torch.cat([product(rows, weight) for rows in split_rows(x, height)])
-    check = _LinearCheck(product, x, weight, expected)
-    failure = next(check.failures(COLUMN_STEPS[dtype], threads), None)
+    width = max(columns, _NARROWEST * COLUMN_STEPS[dtype])
+    x, wide = _payload(_DISTINCT_ROWS[height], width, k, TORCH_DTYPES[dtype])
+    product = _one_by_one if height == 1 else row_block_product
+    expected = torch.cat([product(rows, wide) for rows in split_rows(x, height)])
+    check = _LinearCheck(product, x, wide, columns, expected, threads)
+    failure = next(check.failures(_BATCHES[height], COLUMN_STEPS[dtype]), None)
     if failure is not None:
         reason = (
-            f"[{height}, {k}] x [{k}, {columns}] {dtype} products at {threads} threads "
-            f"change a row's bits with {failure}"
+            f"[{height}, {k}] x [{k}, {columns}] {dtype} products at {threads} threads {failure}"
         )
         return Verdict(reason=reason, short_blocks=())
-    candidates = SHORT_BLOCKS if height > 1 else ()
-    short = tuple(rows for rows in candidates if check.short_block_agrees(rows, threads))
-    return Verdict(reason=None, short_blocks=short)
+    return Verdict(reason=None, short_blocks=check.short_blocks() if height > 1 else ())
 
 
 @cache
 def check_tile_products(head_dim: int, dtype: str, threads: int) -> Verdict:
     """Check the two products of attention: [16, head_dim] x [head_dim, 64] and its return."""
-    rows, keys = _payload(8 * CPU_ROW_BLOCK, 8 * TILE_KEYS, head_dim, TORCH_DTYPES[dtype])
-    scores, _ = _payload(8 * CPU_ROW_BLOCK, 1, TILE_KEYS, TORCH_DTYPES[dtype])
-    tiles = keys.view(8, TILE_KEYS, head_dim)
+    count, drawn = _DISTINCT_TILES, TORCH_DTYPES[dtype]
+    rows, keys = _payload(count * CPU_ROW_BLOCK, count * TILE_KEYS, head_dim, drawn)
+    scores, _ = _payload(count * CPU_ROW_BLOCK, 1, TILE_KEYS, drawn)
+    tiles = keys.view(count, TILE_KEYS, head_dim)
     short: tuple[int, ...] = SHORT_BLOCKS
     for name, left, right in (
-        ("query-key", rows.view(8, CPU_ROW_BLOCK, head_dim), tiles.transpose(1, 2)),
-        ("probability-value", scores.abs().view(8, CPU_ROW_BLOCK, TILE_KEYS), tiles),
+        ("query-key", rows.view(count, CPU_ROW_BLOCK, head_dim), tiles.transpose(1, 2)),
+        ("probability-value", scores.abs().view(count, CPU_ROW_BLOCK, TILE_KEYS), tiles),
     ):
         singles = zip(torch.split(left, 1), torch.split(right, 1), strict=True)
         expected = torch.cat([torch.bmm(*single) for single in singles])
         failure = next(_tile_failures(left, right, expected, threads), None)
         if failure is not None:
             reason = (
-                f"{name} products of head_dim {head_dim} in {dtype} at {threads} threads "
-                f"change a row's bits with {failure}"
+                f"{name} products of head_dim {head_dim} in {dtype} at {threads} threads {failure}"
             )
             return Verdict(reason=reason, short_blocks=())
         short = tuple(h for h in short if _short_tile_agrees(left, right, expected, h, threads))
@@ -88,54 +121,130 @@ def same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
 
 @dataclass(frozen=True)
 class _LinearCheck:
-    """One payload: rows x, a weight, and each block's product taken alone (*expected*)."""
+    """One payload: rows x, a weight, and each block's product taken alone (*expected*).
+
+    The call site's weight is the first *columns* of *wide*.
+    """
 
     product: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
     x: torch.Tensor
-    weight: torch.Tensor
+    wide: torch.Tensor
+    columns: int
     expected: torch.Tensor
+    threads: int
 
-    def failures(self, column_step: int, threads: int) -> Iterator[str]:
-        """Name every condition under which a row's bits come out otherwise."""
-        x, weight, expected = self.x, self.weight, self.expected
-        if not same_bits(self.product(x, weight), expected):
-            yield "batching"
-        order = torch.randperm(x.shape[0], generator=torch.Generator().manual_seed(3))
-        if not same_bits(self.product(x[order], weight), expected[order]):
-            yield "row permutation"
-        kept, strangers = x.clone(), torch.arange(x.shape[0]) % 3 != 1
-        kept[strangers] = _strangers(x[strangers])
-        if not same_bits(self.product(kept, weight)[~strangers], expected[~strangers]):
-            yield "other rows' contents"
-        for start, end in _column_ranges(weight.shape[0], column_step):
-            shard = weight[start:end].clone()
-            if not same_bits(self.product(x, shard), expected[:, start:end]):
-                yield f"columns {start}..{end} taken apart"
-        if not same_bits(self.product(_misaligned(x), _misaligned(weight)), expected):
-            yield "memory alignment"
-        with _threads(1 if threads > 1 else 2):
-            if not same_bits(self.product(x, weight), expected):
+    @property
+    def weight(self) -> torch.Tensor:
+        return self.wide[: self.columns]
+
+    @property
+    def ragged_batch(self) -> torch.Tensor:
+        """Places of every row and a few more, which leave the last block padded."""
+        return torch.arange(len(self.x) + _TAIL) % len(self.x)
+
+    def agrees(self, got: torch.Tensor, places: torch.Tensor, first: int = 0) -> bool:
+        """*got* has the bits of rows *places* of x, from column *first* on."""
+        return same_bits(got, self.expected[places, first : first + got.shape[1]])
+
+    def failures(self, batches: tuple[int, ...], step: int) -> Iterator[str]:
+        """Every condition under which a product fails, as the end of a sentence."""
+        for condition in self._row_conditions(batches):
+            yield f"change a row's bits with {condition}"
+        for condition in self._weight_conditions(step):
+            yield f"change a row's bits with {condition}"
+        if not self.is_ieee():
+            yield "differ from float64 ones by more than IEEE rounding"
+
+    def is_ieee(self) -> bool:
+        x, weight = self.x[::_KINDS], self.weight[: _COMPARED_COLUMNS * _KINDS : _KINDS]
+        got = self.expected[::_KINDS, : self.columns][:, : _COMPARED_COLUMNS * _KINDS : _KINDS]
+        return _rounds_like_ieee(x, weight, got, _GAUSSIAN_ERROR)
+
+    def _row_conditions(self, batches: tuple[int, ...]) -> Iterator[str]:
+        """What surrounds a row: its batch, its place, the other rows, the threads."""
+        x, weight = self.x, self.weight
+        for rows in batches:
+            places = torch.arange(rows) * _STRIDE % len(x)
+            if not self.agrees(self.product(x[places], weight), places):
+                yield f"batching and permuting ({rows} rows)"
+        places = self.ragged_batch
+        packed, strangers = x[places], torch.arange(len(places)) % 3 != 1
+        with _threads(1 if self.threads > 1 else 2):
+            if not self.agrees(self.product(packed, weight), places):
                 yield "thread count"
+        packed[strangers] = _strangers(packed[strangers])
+        if not self.agrees(self.product(packed, weight)[~strangers], places[~strangers]):
+            yield "other rows' contents"
 
-    def short_block_agrees(self, height: int, threads: int) -> bool:
-        """Blocks of *height* rows give the full block's bits, at one thread and at *threads*."""
-        rows, expected = self.x[:CPU_ROW_BLOCK], self.expected[:CPU_ROW_BLOCK]
-        for count in sorted({1, threads}):
+    def _weight_conditions(self, step: int) -> Iterator[str]:
+        """Which columns are taken together, and where the operands lie."""
+        places = self.ragged_batch
+        packed = self.x[places]
+        for start, end in _column_ranges(len(self.wide), step):
+            shard = self.wide[start:end].clone()
+            if not self.agrees(self.product(packed, shard), places, start):
+                yield f"columns {start}..{end} taken apart"
+        for offset in _address_offsets(packed):
+            moved = self.product(_moved(packed, offset), _moved(self.weight, offset))
+            if not self.agrees(moved, places):
+                yield f"memory alignment ({offset} bytes past a cache line)"
+
+    def short_blocks(self) -> tuple[int, ...]:
+        """Heights of shorter blocks that give the full block's bits wherever the weight lies."""
+        agreeing: tuple[int, ...] = SHORT_BLOCKS
+        for offset in (0, *_address_offsets(self.x)):
+            weight = _moved(self.weight, offset) if offset else self.weight
+            agreeing = tuple(h for h in agreeing if self._short_block_agrees(h, weight))
+        return agreeing
+
+    def _short_block_agrees(self, height: int, weight: torch.Tensor) -> bool:
+        """A whole block of *height* rows and a padded one, at one thread and at the leaf's."""
+        blocks = (torch.arange(height), torch.arange(CPU_ROW_BLOCK - height + 1, CPU_ROW_BLOCK))
+        for count in sorted({1, self.threads}):
             with _threads(count):
-                blocks = [
-                    row_block_product(block, self.weight, (height,))
-                    for block in split_rows(rows, height)
-                ]
-            if not same_bits(torch.cat(blocks), expected):
-                return False
+                for places in blocks:
+                    if not self.agrees(
+                        row_block_product(self.x[places], weight, (height,)), places
+                    ):
+                        return False
         return True
+
+
+def _one_by_one(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """Products of one row, the weight aligned as a leaf's ``prepare`` does."""
+    return row_product(x, aligned(weight))
+
+
+def _rounds_like_ieee(
+    left: torch.Tensor, right: torch.Tensor, got: torch.Tensor, units: int
+) -> bool:
+    """*got* is left [R, k] times right [C, k] transposed, within *units* of roundoff.
+
+    One unit is half an epsilon times both norms. The comparison uses no library product.
+    """
+    left, right = left.double(), right.double()
+    exact = (left.unsqueeze(1) * right).sum(dim=-1)
+    unit = torch.finfo(got.dtype).eps / 2 * torch.outer(left.norm(dim=1), right.norm(dim=1))
+    return bool(((got - exact).abs() <= units * unit).all())
 
 
 def _tile_failures(
     left: torch.Tensor, right: torch.Tensor, expected: torch.Tensor, threads: int
 ) -> Iterator[str]:
-    """Conditions under which a batched product of tiles differs from one tile at a time."""
-    if not same_bits(torch.bmm(left, right), expected):
+    """Conditions under which a batched product of tiles fails, as the end of a sentence."""
+    for condition in _tile_conditions(left, right, expected, threads):
+        yield f"change a row's bits with {condition}"
+    rows, columns = left[0, ::_KINDS], right[0].t()[::_KINDS]
+    if not _rounds_like_ieee(rows, columns, expected[0, ::_KINDS, ::_KINDS], left.shape[2]):
+        yield "differ from float64 ones by more than IEEE rounding"
+
+
+def _tile_conditions(
+    left: torch.Tensor, right: torch.Tensor, expected: torch.Tensor, threads: int
+) -> Iterator[str]:
+    """What makes a batched product of tiles differ from one tile at a time."""
+    many = torch.arange(_TILES_AT_ONCE) % len(left)
+    if not same_bits(torch.bmm(left[many], right[many]), expected[many]):
         yield "batching"
     order = torch.randperm(left.shape[1], generator=torch.Generator().manual_seed(5))
     if not same_bits(torch.bmm(left[:, order], right), expected[:, order]):
@@ -162,37 +271,38 @@ def _short_tile_agrees(
 
 
 def _column_ranges(columns: int, step: int) -> list[tuple[int, int]]:
-    """Shards in multiples of *step*: the first, a middle one, an uneven half, the last."""
+    """Shards in multiples of *step*: of one, two and three, an uneven half, the last."""
     steps = columns // step
-    cuts = [0, 1, steps // 3 + 1, steps - 1, steps]
-    edges = sorted({min(max(cut, 0), steps) * step for cut in cuts})
-    return [] if steps < 2 else list(pairwise(edges))
+    cuts = {0, 1, 3, 6, max(steps // 3 + 1, 6), steps - 1, steps}
+    return list(pairwise(sorted(cut * step for cut in cuts)))
 
 
 def _payload(
     rows: int, columns: int, k: int, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """x [rows, k] and a weight [columns, k], the four kinds of numbers in turn down each.
+    """x [rows, k] and a weight [columns, k], the five kinds of numbers in turn down each.
 
     Every kind of row meets every kind of column: Gaussian, cancelling (pairs that almost
-    annihilate), wide-exponent (2^-30 to 2^30) and subnormal. A wide weight repeats the
-    columns it drew.
+    annihilate), wide-exponent (2^-30 to 2^30), subnormal, and zeros (all +0, all -0, mixed).
+    A wide weight repeats the columns it drew.
     """
     generator = torch.Generator().manual_seed(1)
     x = _numbers(rows, k, dtype, generator)
     weight = _numbers(min(columns, _DRAWN_COLUMNS), k, dtype, generator)
-    x[3::4] *= torch.finfo(dtype).tiny
-    x[1::4, 1 : k - k % 2 : 2] *= -(1 + 1e-6)
+    x[3::_KINDS] *= torch.finfo(dtype).tiny
+    x[1::_KINDS, 1 : k - k % 2 : 2] *= -(1 + 1e-6)
     return x, weight.repeat(-(-columns // weight.shape[0]), 1)[:columns]
 
 
 def _numbers(rows: int, k: int, dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
     numbers = torch.randn(rows, k, generator=generator, dtype=dtype)
     even = k - k % 2
-    numbers[1::4, 1:even:2] = numbers[1::4, 0:even:2]
-    exponents = torch.randint(-30, 31, numbers[2::4].shape, generator=generator)
-    numbers[2::4] *= torch.exp2(exponents.to(dtype))
-    numbers[3::4] *= 2.0**-4
+    numbers[1::_KINDS, 1:even:2] = numbers[1::_KINDS, 0:even:2]
+    exponents = torch.randint(-30, 31, numbers[2::_KINDS].shape, generator=generator)
+    numbers[2::_KINDS] *= torch.exp2(exponents.to(dtype))
+    numbers[3::_KINDS] *= 2.0**-4
+    numbers[4::_KINDS] *= 0.0
+    numbers[4:5], numbers[9:10] = 0.0, -0.0
     return numbers
 
 
@@ -204,11 +314,17 @@ def _strangers(rows: torch.Tensor) -> torch.Tensor:
     return others
 
 
-def _misaligned(matrix: torch.Tensor) -> torch.Tensor:
-    """The same values one element past an allocation's start."""
-    storage = matrix.new_empty(matrix.numel() + 1)
-    storage[1:] = matrix.reshape(-1)
-    return storage[1:].view(matrix.shape)
+def _address_offsets(matrix: torch.Tensor) -> tuple[int, ...]:
+    """Bytes past a cache line at which operands are tried: one element, and half a line."""
+    return matrix.itemsize, CACHE_LINE_BYTES // 2
+
+
+def _moved(matrix: torch.Tensor, offset: int) -> torch.Tensor:
+    """The same values *offset* bytes past an allocation's start."""
+    before = offset // matrix.itemsize
+    storage = matrix.new_empty(matrix.numel() + before)
+    storage[before:] = matrix.reshape(-1)
+    return storage[before:].view(matrix.shape)
 
 
 @contextmanager

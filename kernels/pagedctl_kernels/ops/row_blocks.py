@@ -13,7 +13,7 @@ from pagedctl_kernels.house import CPU_ROW_BLOCK
 COLUMN_STEPS: Mapping[str, int] = MappingProxyType({"float32": 16, "float64": 48})
 """Columns of a CPU product come in multiples of this, by internal dtype."""
 
-_CACHE_LINE_BYTES = 64
+CACHE_LINE_BYTES = 64
 
 
 def row_block_product(
@@ -35,9 +35,10 @@ def row_product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """x A[T, K] times weight A[N, K] transposed, to A[T, N]: one [1, K] product a row.
 
     The library's one-row product follows the address of its operands (measured: MKL, one
-    element past a cache line changes bits), so both are put at the start of a line first.
+    element past a cache line changes bits), so a row is put at the start of a line first; the
+    weight must lie at one already (``aligned``).
     """
-    columns = aligned(weight).t().unsqueeze(0)
+    columns = weight.t().unsqueeze(0)
     product = x.new_empty(x.shape[0], weight.shape[0])
     for row, target in zip(x, product, strict=True):
         target.copy_(torch.bmm(row.clone().view(1, 1, -1), columns)[0, 0])
@@ -46,7 +47,11 @@ def row_product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 def aligned(matrix: torch.Tensor) -> torch.Tensor:
     """*matrix* itself if it starts on a cache line, else a copy that does."""
-    return matrix if matrix.data_ptr() % _CACHE_LINE_BYTES == 0 else matrix.clone()
+    return matrix if on_cache_line(matrix) else matrix.clone()
+
+
+def on_cache_line(matrix: torch.Tensor) -> bool:
+    return matrix.data_ptr() % CACHE_LINE_BYTES == 0
 
 
 def padded_columns(columns: int, internal: str) -> int:

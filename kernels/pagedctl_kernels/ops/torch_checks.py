@@ -1,13 +1,14 @@
-"""Dtype names to torch dtypes, and the check that every op makes of its operands."""
+"""Dtype names to torch dtypes, and the checks of operands and of torch's own settings."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 
 import torch
 
 from pagedctl_kernels.leaf import CallSite
+from pagedctl_kernels.plan import LeafUnfit
 
 TORCH_DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
     {
@@ -54,6 +55,49 @@ def expect(
     raise ValueError(
         f"{what} must be {_short(dtype)} [{wanted}], got {_short(tensor.dtype)} [{have}]"
     )
+
+
+def require_ieee(site: CallSite) -> None:
+    """Raise LeafUnfit if a setting of this process voids IEEE arithmetic in matrix products.
+
+    Such settings narrow every product alike, so no comparison of one product with another
+    shows them, and they may change after a construction check was remembered.
+    """
+    for setting, remedy in _settings_that_void_ieee(dtype_fact(site, "internal")):
+        raise LeafUnfit(
+            f"{site.name}: {setting}, so products are not IEEE ones; {remedy} before plans are made"
+        )
+
+
+def _settings_that_void_ieee(internal: torch.dtype) -> Iterator[tuple[str, str]]:
+    """Each such setting, as the user finds it, and what to call instead."""
+    general = _general_precision()
+    if general not in ("highest", None):
+        yield (
+            f'torch.get_float32_matmul_precision() is "{general}"',
+            'call torch.set_float32_matmul_precision("highest")',
+        )
+    backend = getattr(torch.backends.mkldnn, "matmul", None)
+    own = getattr(backend, "fp32_precision", "none")
+    if own not in ("ieee", "none"):
+        yield (
+            f'torch.backends.mkldnn.matmul.fp32_precision is "{own}"',
+            'set torch.backends.mkldnn.matmul.fp32_precision = "ieee"',
+        )
+    subnormal = torch.tensor(torch.finfo(internal).tiny, dtype=internal) / 2**14
+    if not subnormal:
+        yield (
+            f"{_short(internal)} subnormals are flushed to zero",
+            "call torch.set_flush_denormal(False)",
+        )
+
+
+def _general_precision() -> str | None:
+    """None where torch gives no answer, since backends differ: the CPU's own setting decides."""
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:
+        return None
 
 
 def _fits(tensor: torch.Tensor, shape: tuple[int | str, ...]) -> bool:

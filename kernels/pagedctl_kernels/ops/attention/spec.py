@@ -22,7 +22,7 @@ REFERENCE = LeafSpec(
     order=ATTENTION_CPU,
     limits=(
         Limit(fact="block_size", minimum=1),
-        Limit(fact="head_dim", minimum=1),
+        Limit(fact="head_dim", minimum=8, multiple_of=8),
     ),
     features=frozenset({BATCH_INVARIANT, DETERMINISTIC}),
 )

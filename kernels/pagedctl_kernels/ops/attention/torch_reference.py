@@ -27,7 +27,13 @@ from pagedctl_kernels.ops.attention.units import (
 from pagedctl_kernels.ops.interfaces import AttentionMetadata
 from pagedctl_kernels.ops.linear import require_threads
 from pagedctl_kernels.ops.product_check import check_tile_products
-from pagedctl_kernels.ops.torch_checks import dtype_fact, expect, int_fact, operand_dtype
+from pagedctl_kernels.ops.torch_checks import (
+    dtype_fact,
+    expect,
+    int_fact,
+    operand_dtype,
+    require_ieee,
+)
 from pagedctl_kernels.plan import LeafUnfit
 
 KEY_BYTES_AT_ONCE = 4 * 2**20
@@ -56,6 +62,7 @@ class TorchAttention:
         split_bytes = SPLIT_TOKENS * self.head_dim * self.internal.itemsize
         self.max_items = max(KEY_BYTES_AT_ONCE // split_bytes, 1)
         require_threads(site, machine)
+        require_ieee(site)
         internal = str(site.facts["internal"])
         verdict = check_tile_products(self.head_dim, internal, machine.threads)
         if verdict.reason is not None:

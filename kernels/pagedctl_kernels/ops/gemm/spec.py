@@ -8,6 +8,7 @@ from pagedctl_kernels.leaf import (
     DETERMINISTIC,
     Capability,
     LeafSpec,
+    Limit,
     formats,
 )
 from pagedctl_kernels.sites import DTYPES
@@ -21,6 +22,7 @@ ROW_BLOCKS = LeafSpec(
     formats=_FORMATS,
     capability=Capability(kind="cpu"),
     order=GEMM_CPU,
+    limits=(Limit(fact="k", minimum=2),),
     features=frozenset({BATCH_INVARIANT, DETERMINISTIC}),
     priority=10,
 )
