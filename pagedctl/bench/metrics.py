@@ -9,6 +9,8 @@ Definitions, per repeat:
   that also reading and tokenising the requests takes.
 * ``len_p50``: the upper median of the samples' output lengths.
 * ``preemptions``, ``forward_tokens``, ``prefix_hit_tokens``: counted during the repeat.
+* ``running_p50``, ``running_max``: sequences after a step; ``kv_used_max``: the largest share
+  of the pool in use, from 0 to 1. Over repeats, the largest.
 
 ``metrics`` hold the median over repeats of each figure (counts: the lower median, so that they
 stay whole), of each statistic of a latency likewise. ``peak_device_mib`` is the maximum.
@@ -19,11 +21,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median, median_high, median_low
+from typing import get_args
 
 from pagedctl.bench.timing import Distribution, Load, SampleKey, SampleLatency, distribution
-from pagedctl.engine.request import Capacity, Completion, RequestFailure, Stats
+from pagedctl.engine.request import (
+    Capacity,
+    Completion,
+    FinishReason,
+    RequestFailure,
+    Stats,
+)
 
-FINISH_REASONS = ("stop", "length", "abort")
+FINISH_REASONS: tuple[FinishReason, ...] = get_args(FinishReason)
 LATENCIES = ("ttft_ms", "tpot_ms", "itl_ms", "e2e_ms")
 _PER_SAMPLE = ("ttft_ms", "tpot_ms", "e2e_ms")
 
@@ -59,17 +68,12 @@ class BenchResult:
     """What a bench found.
 
     ``metrics`` and ``samples`` are the manifest's. ``spread`` has the least and the largest
-    value over repeats of each scalar figure. ``running_p50`` and ``running_max`` are sequences
-    after a step, ``kv_used_max`` is the largest share of the pool, from 0 to 1; all three are
-    the largest of the repeats. ``failures`` are those of the last repeat.
+    value over repeats of each scalar figure. ``failures`` are those of the last repeat.
     """
 
     metrics: Mapping[str, object]
     samples: Mapping[str, object]
     spread: Mapping[str, tuple[float, float]]
-    running_p50: float
-    running_max: int
-    kv_used_max: float
     failures: tuple[RequestFailure, ...]
 
 
@@ -91,6 +95,7 @@ def summarize(repeats: Sequence[Repeat], capacity: Capacity, *, prepare_s: float
         "finish_reasons": _finish_reasons(repeats),
         **lengths,
         **counters,
+        **_load(repeats, capacity),
     }
     return BenchResult(
         metrics=metrics,
@@ -100,11 +105,16 @@ def summarize(repeats: Sequence[Repeat], capacity: Capacity, *, prepare_s: float
             for name, column in columns.items()
             if len(values := [one for one in column if one is not None]) == len(column)
         },
-        running_p50=max(one.load.running_p50 for one in repeats),
-        running_max=max(one.load.running_max for one in repeats),
-        kv_used_max=max(one.load.used_blocks_max for one in repeats) / capacity.kv_blocks,
         failures=tuple(repeats[-1].failures),
     )
+
+
+def _load(repeats: Sequence[Repeat], capacity: Capacity) -> Figures:
+    return {
+        "running_p50": max(one.load.running_p50 for one in repeats),
+        "running_max": max(one.load.running_max for one in repeats),
+        "kv_used_max": max(one.load.used_blocks_max for one in repeats) / capacity.kv_blocks,
+    }
 
 
 def _figures(repeat: Repeat, prepare_s: float) -> Figures:

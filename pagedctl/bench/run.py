@@ -45,6 +45,10 @@ def no_device() -> int | None:
     return None
 
 
+def drop(result: BenchResult) -> None:
+    """Keep nothing."""
+
+
 def progress_unit(workload: Workload) -> str:
     """What progress counts: output tokens if their number is known, else samples."""
     return "tokens" if workload.exact_lengths else "samples"
@@ -60,13 +64,15 @@ def run_bench(
     clock: Callable[[], float] = time.perf_counter,
     progress: ShowProgress = no_progress,
     peak_device_mib: Callable[[], int | None] = no_device,
+    keep: Callable[[BenchResult], None] = drop,
 ) -> BenchResult:
     """Serve *workload* *warmup* times untimed, then *repeats* times (at least once) timed.
 
     ``prepare_s`` are the seconds that reading and tokenising the requests took, once.
-    ``peak_device_mib`` is asked after each repeat. All requests are submitted before the first
-    step. Raises RequestError for a request that the engine refuses: what is measured is all of
-    the workload or nothing.
+    ``peak_device_mib`` is asked after each repeat. ``keep`` gets the result of the finished
+    repeats, if there are any, where something ends the bench early. All requests are submitted
+    before the first step. Raises RequestError for a request that the engine refuses: what is
+    measured is all of the workload or nothing.
 
     Example::
 
@@ -76,10 +82,14 @@ def run_bench(
     bench = _Bench(engine=engine, workload=workload, clock=clock, progress=progress)
     for number in range(1, warmup + 1):
         bench.serve(f"warm-up {number} of {warmup}")
-    timed = [
-        bench.timed(f"repeat {number} of {repeats}", peak_device_mib)
-        for number in range(1, repeats + 1)
-    ]
+    timed: list[Repeat] = []
+    try:
+        for number in range(1, repeats + 1):
+            timed.append(bench.timed(f"repeat {number} of {repeats}", peak_device_mib))
+    except BaseException:
+        if timed:
+            keep(summarize(timed, engine.capacity(), prepare_s=prepare_s))
+        raise
     return summarize(timed, engine.capacity(), prepare_s=prepare_s)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 
 from pagedctl.bench.jsonl_workload import read_jsonl_workload
@@ -14,29 +15,29 @@ from pagedctl.cli.bench_table import header, table
 from pagedctl.cli.engine_sections import print_warnings, recorded_run
 from pagedctl.cli.exit_codes import ExitCode
 from pagedctl.cli.progress import open_progress
+from pagedctl.cli.reserved import refuse_reserved
 from pagedctl.cli.session import Session
+from pagedctl.cli.words import count_of
 from pagedctl.config.engine_config import EngineConfig
 from pagedctl.config.loader import DEFAULT
 from pagedctl.engine.jsonl import LineRules
 from pagedctl.engine.manifest_sections import fill_from_config, fill_from_engine
 from pagedctl.engine.params_check import RequestLimits, params_of_options
 from pagedctl.engine.request import Request, SamplingParams
-from pagedctl.errors import ConfigError, Fault
 from pagedctl.manifest.schema import WorkloadInfo
 from pagedctl.manifest.writer import ManifestBuilder
 
 
 def run(session: Session) -> ExitCode:
     """Serve the workload, show the figures; exit code 2 if a request failed."""
-    _refuse_later(session)
+    refuse_reserved(session, "suite", "explain_numerics")
     with recorded_run(session) as builder:
         result = _bench(session, builder)
-        builder.metrics = dict(result.metrics)
-        builder.samples = dict(result.samples)
-        session.show(table(result))
+        _keep(builder, result)
+        manifest = builder.close_complete()
         _warn_of_failures(session, result)
-    assert builder.closed is not None
-    session.emit(builder.closed)
+        session.show(table(result))
+        session.emit(manifest)
     return ExitCode.NO_ANSWER if result.failures else ExitCode.YES
 
 
@@ -48,7 +49,7 @@ def _bench(session: Session, builder: ManifestBuilder) -> BenchResult:
     from pagedctl.engine.engine import Engine
 
     with Engine(config, run_seed=_integer(session, "seed")) as engine:
-        fill_from_engine(builder, engine)
+        fill_from_engine(builder, engine, needs_record=False)
         assert engine.config.max_model_len is not None
         workload = fit_to_model(asked, engine.spec.input_vocab_size, engine.config.max_model_len)
         _fill_workload(builder, workload, session)
@@ -62,7 +63,13 @@ def _bench(session: Session, builder: ManifestBuilder) -> BenchResult:
                 repeats=_integer(session, "repeats"),
                 prepare_s=prepare_s,
                 progress=progress.update,
+                keep=partial(_keep, builder),
             )
+
+
+def _keep(builder: ManifestBuilder, result: BenchResult) -> None:
+    builder.metrics = dict(result.metrics)
+    builder.samples = dict(result.samples)
 
 
 def _load_workload(
@@ -120,25 +127,8 @@ def _fill_workload(builder: ManifestBuilder, workload: Workload, session: Sessio
 def _warn_of_failures(session: Session, result: BenchResult) -> None:
     if result.failures:
         first = result.failures[0]
-        count = len(result.failures)
-        session.warn(f"{count} samples failed; the first: {first.what} ({first.where})")
-
-
-def _refuse_later(session: Session) -> None:
-    """Refuse what is reserved, rather than ignore it."""
-    reserved = {"suite": session["suite"], "explain_numerics": session["explain_numerics"] or None}
-    faults = [
-        Fault(
-            what=f"{name} is not available in this version",
-            where=f"flag --{name.replace('_', '-')}",
-            rule="the name is reserved for a later version",
-            remedy="leave it out",
-        )
-        for name, value in reserved.items()
-        if value is not None
-    ]
-    if faults:
-        raise ConfigError.of(faults)
+        samples = count_of(len(result.failures), "sample")
+        session.warn(f"{samples} failed; the first: {first.what} ({first.where})")
 
 
 def _integer(session: Session, name: str) -> int:

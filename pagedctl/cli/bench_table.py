@@ -11,6 +11,7 @@ from rich.text import Text
 
 from pagedctl.bench.metrics import LATENCIES, BenchResult
 from pagedctl.bench.workloads import Workload
+from pagedctl.cli.words import count_of
 
 if TYPE_CHECKING:
     from pagedctl.engine.engine import Engine
@@ -32,7 +33,7 @@ def header(engine: Engine, workload: Workload, *, repeats: int) -> Text:
         f"{config.device} {spec.dtype}",
         config.numerics,
         workload.spec,
-        f"{repeats} repeat{'s' if repeats > 1 else ''}",
+        count_of(repeats, "repeat"),
     )
     return Text(" · ".join(parts))
 
@@ -63,8 +64,9 @@ def _latencies(result: BenchResult) -> Table:
 def _load(result: BenchResult) -> Table:
     grid = _grid("", "")
     metrics = result.metrics
-    grid.add_row("running p50/max", f"{_number(result.running_p50)}/{result.running_max:,}")
-    grid.add_row("KV used max", f"{100 * result.kv_used_max:.1f} %")
+    running = f"{_number(metrics['running_p50'])}/{_number(metrics['running_max'])}"
+    grid.add_row("running p50/max", running)
+    grid.add_row("KV used max", _percent(metrics["kv_used_max"]))
     grid.add_row("preemptions", _number(metrics["preemptions"]))
     grid.add_row("forward tokens", _number(metrics["forward_tokens"]))
     grid.add_row("len p50/max", f"{_number(metrics['len_p50'])}/{_number(metrics['len_max'])}")
@@ -77,6 +79,11 @@ def _grid(*headings: str) -> Table:
     for index, heading in enumerate(headings):
         grid.add_column(heading, justify="right" if index else "left", no_wrap=True)
     return grid
+
+
+def _percent(share: object) -> str:
+    assert isinstance(share, float)
+    return f"{100 * share:.1f} %"
 
 
 def _number(value: object) -> str:

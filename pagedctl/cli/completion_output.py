@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol, TextIO
 
+from pagedctl.cli.words import count_of
 from pagedctl.engine.completion_lines import completion_line, refusal_line
 from pagedctl.engine.request import Completion, RequestId
 from pagedctl.errors import ConfigError, RequestError
+from pagedctl.manifest import files
 
 
 class CompletionOutput(Protocol):
@@ -25,17 +28,27 @@ class CompletionOutput(Protocol):
 
 
 class FileOutput:
-    """JSON lines appended to a new file, each by one write, so that a reader sees whole lines."""
+    """JSON lines appended to a new file, each by one write, so that a reader sees whole lines.
+
+    As a context manager it claims the file: an end before :meth:`close` takes an empty one away.
+    """
 
     def __init__(self, path: Path) -> None:
         """Create *path*; ConfigError if it exists or cannot be created."""
         self._path = path
         self._size_bytes = 0
-        try:
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND
-            self._descriptor = os.open(path, flags, 0o666)
-        except OSError as error:
-            raise self._refusal(error) from None
+        self._closed = False
+        self._descriptor = files.claim_new(path, "--output")
+
+    def __enter__(self) -> FileOutput:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        if not self._closed:
+            with suppress(OSError):
+                if os.path.samestat(os.fstat(self._descriptor), os.lstat(self._path)):
+                    os.unlink(self._path)
+            os.close(self._descriptor)
 
     def completion(self, completion: Completion, text: str | None) -> None:
         self._append(completion_line(completion, text))
@@ -44,6 +57,7 @@ class FileOutput:
         self._append(refusal_line(request_id, error))
 
     def close(self) -> None:
+        self._closed = True
         try:
             os.fsync(self._descriptor)
         except OSError as error:
@@ -58,7 +72,8 @@ class FileOutput:
             while rest:
                 rest = rest[os.write(self._descriptor, rest) :]
         except OSError as error:
-            os.ftruncate(self._descriptor, self._size_bytes)
+            with suppress(OSError):
+                os.ftruncate(self._descriptor, self._size_bytes)
             raise self._refusal(error) from None
         self._size_bytes += len(line)
 
@@ -101,7 +116,7 @@ class TextOutput:
     def completion(self, completion: Completion, text: str | None) -> None:
         if self._with_heads:
             reason = completion.finish_reason or "failed"
-            count = f"{len(completion.token_ids):,} tokens"
+            count = count_of(len(completion.token_ids), "token")
             head = f"--- {completion.id}, sample {completion.sample} · {count} · {reason}"
             self._stream.write(f"{head}\n")
         ids = " ".join(map(str, completion.token_ids.tolist()))

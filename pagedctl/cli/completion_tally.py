@@ -6,17 +6,26 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from statistics import median_high
 
-from pagedctl.engine.request import Completion, Request, RequestFailure, RequestId, Stats
+from pagedctl.bench.metrics import FINISH_REASONS, LATENCIES
+from pagedctl.cli.words import count_of
+from pagedctl.engine.request import (
+    Capacity,
+    Completion,
+    Request,
+    RequestFailure,
+    RequestId,
+    Stats,
+)
 from pagedctl.errors import Fault, RequestError
-
-FINISH_REASONS = ("stop", "length", "abort")
 
 
 class Tally:
     """Counts requests as they are asked, refused, completed and failed.
 
-    ``wall_s`` is the time in the engine, without reading, tokenising and writing.
+    A request is completed when all its samples finished without an error. ``wall_s`` is the
+    time in the engine, without reading, tokenising and writing.
     """
 
     def __init__(self) -> None:
@@ -26,7 +35,8 @@ class Tally:
         self.num_finished = 0
         self.output_tokens = 0
         self.wall_s = 0.0
-        self._prompt_tokens = 0
+        self._prompt_tokens: dict[RequestId, int] = {}
+        self._unfinished: Counter[RequestId] = Counter()
         self._samples_each: set[int] = set()
         self._reasons: Counter[str] = Counter()
         self._lengths: list[int] = []
@@ -47,7 +57,8 @@ class Tally:
         self.num_requests += 1
         self.num_samples += request.params.n
         self._samples_each.add(request.params.n)
-        self._prompt_tokens += len(request.prompt_token_ids)
+        self._prompt_tokens[request.id] = len(request.prompt_token_ids)
+        self._unfinished[request.id] = request.params.n
 
     def refuse(self, error: RequestError | None = None) -> None:
         """A request without an answer; *error* where it was refused by the engine itself."""
@@ -58,6 +69,7 @@ class Tally:
         """One sample, complete or failed."""
         length = len(completion.token_ids)
         self.num_finished += 1
+        self._unfinished[completion.id] -= 1
         self.output_tokens += length
         self._lengths.append(length)
         if completion.finish_reason is not None:
@@ -75,30 +87,40 @@ class Tally:
         faults = [*self._late, *map(_fault_of, self._failed.values())]
         return RequestError.of_kind("bad_field", faults) if faults else None
 
-    def metrics(self, stats: Stats | None, *, end_to_end_s: float) -> dict[str, object]:
-        """The manifest's ``metrics``; rates are None where nothing ran.
+    def metrics(
+        self, stats: Stats | None, capacity: Capacity | None, *, end_to_end_s: float
+    ) -> dict[str, object]:
+        """The manifest's ``metrics``, with the keys of a bench; None is what was not measured.
 
         *end_to_end_s* has reading, tokenising and writing in it. *stats* None: no engine.
+        ``prompt_tokens`` are those of completed requests. In a run that was cut short,
+        ``output_tokens`` also has those of unfinished samples, which the output has not.
         """
         wall_s = self.wall_s
-        ran = wall_s > 0 and self.num_finished > 0
-        lengths = sorted(self._lengths)
-        completed = self.num_requests - self.num_failed
-        total_tokens = self._prompt_tokens + self.output_tokens
+        completed = self._completed()
+        prompt_tokens = sum(self._prompt_tokens[one] for one in completed)
+        unfinished = self._unfinished_tokens(stats)
+        output_tokens = self.output_tokens + unfinished
+        total_tokens = None if +self._unfinished else prompt_tokens + output_tokens
         return {
             "wall_s": wall_s,
-            "requests_completed": completed,
+            "requests_completed": len(completed),
             "requests_failed": self.num_failed,
             "requests_refused": self.num_refused,
-            "prompt_tokens": self._prompt_tokens,
-            "output_tokens": self.output_tokens,
-            "output_tokens_per_s": self.output_tokens / wall_s if ran else None,
-            "total_tokens_per_s": total_tokens / wall_s if ran else None,
-            "tokens_per_s_end_to_end": self.output_tokens / end_to_end_s if ran else None,
-            "requests_per_s": completed / wall_s if ran else None,
+            "prompt_tokens": prompt_tokens,
+            "output_tokens": output_tokens,
+            "output_tokens_unfinished": unfinished,
+            "output_tokens_per_s": _rate(output_tokens, wall_s),
+            "total_tokens_per_s": _rate(total_tokens, wall_s),
+            "tokens_per_s_end_to_end": _rate(output_tokens, end_to_end_s if wall_s else 0.0),
+            "requests_per_s": _rate(len(completed), wall_s),
+            **dict.fromkeys(LATENCIES),
+            "kv_tokens": capacity.kv_tokens if capacity else None,
+            "max_concurrency_at_cap": capacity.max_concurrency_at_cap if capacity else None,
+            "peak_device_mib": None,
             "finish_reasons": self._reason_counts(),
-            "len_p50": lengths[(len(lengths) - 1) // 2] if lengths else None,
-            "len_max": lengths[-1] if lengths else None,
+            "len_p50": median_high(self._lengths) if self._lengths else None,
+            "len_max": max(self._lengths, default=None),
             "preemptions": stats.preemptions if stats else None,
             "forward_tokens": stats.forward_tokens if stats else None,
             "prefix_hit_tokens": stats.prefix_hit_tokens if stats else None,
@@ -106,11 +128,12 @@ class Tally:
 
     def summary(self, stats: Stats | None) -> str:
         """The run in one line."""
-        rate = self.output_tokens / self.wall_s if self.wall_s > 0 else 0.0
+        tokens = self.output_tokens + self._unfinished_tokens(stats)
+        rate = _rate(tokens, self.wall_s) or 0.0
         reasons = " ".join(f"{name} {count}" for name, count in self._reason_counts().items())
         parts = [
-            f"{self.num_requests:,} requests x {self._samples_text()}",
-            f"{self.output_tokens:,} tokens",
+            f"{count_of(self.num_requests, 'request')} x {self._samples_text()}",
+            count_of(tokens, "token"),
             f"{self.wall_s:,.1f} s",
             f"{rate:,.0f} output tokens/s",
             reasons,
@@ -123,12 +146,26 @@ class Tally:
             parts.append(f"refused {self.num_refused:,}")
         return " · ".join(parts)
 
+    def _completed(self) -> list[RequestId]:
+        """The requests whose samples all finished, none with an error."""
+        return [
+            one for one, left in self._unfinished.items() if left <= 0 and one not in self._failed
+        ]
+
+    def _unfinished_tokens(self, stats: Stats | None) -> int:
+        """Tokens that the engine sampled for what has not finished."""
+        return stats.output_tokens - self.output_tokens if stats and +self._unfinished else 0
+
     def _reason_counts(self) -> Mapping[str, int]:
         return {name: self._reasons[name] for name in FINISH_REASONS}
 
     def _samples_text(self) -> str:
         least, most = min(self._samples_each, default=1), max(self._samples_each, default=1)
         return str(least) if least == most else f"{least}..{most}"
+
+
+def _rate(count: int | None, seconds: float) -> float | None:
+    return count / seconds if count is not None and seconds > 0 else None
 
 
 def _fault_of(failure: RequestFailure) -> Fault:

@@ -18,14 +18,14 @@ def recorded_run(session: Session, *, output: Path | None = None) -> Iterator[Ma
 
     However the block ends, a manifest lies there, and the last note on stderr names it.
     """
-    builder = session.manifest_builder(reads_only=False, output=output)
+    builder = None
     try:
-        with builder:
+        with session.manifest_builder(reads_only=False, output=output) as builder:
             fill_header(builder, session.environ)
             _fill_options(builder, session)
             yield builder
     finally:
-        if builder.closed is not None and builder.target is not None:
+        if builder is not None and builder.closed is not None and builder.target is not None:
             session.note(f"manifest: {builder.target.path}")
 
 

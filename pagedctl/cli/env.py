@@ -13,8 +13,7 @@ from pagedctl.manifest.environment import EnvironmentReport, inspect_environment
 
 def run(session: Session) -> ExitCode:
     """Look, and show; the exit code is 0 unless looking is impossible."""
-    builder = session.manifest_builder(reads_only=True)
-    with builder:
+    with session.manifest_builder(reads_only=True) as builder:
         report = inspect_environment(environ=session.environ, home=home_folder(session.environ))
         for section, value in report.manifest_sections().items():
             setattr(builder, section, value)

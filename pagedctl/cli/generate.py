@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,11 +16,12 @@ from pagedctl.cli.exit_codes import ExitCode
 from pagedctl.cli.generate_job import Job, job_of
 from pagedctl.cli.progress import Progress, open_progress
 from pagedctl.cli.session import Session, print_error
+from pagedctl.cli.words import count_of
 from pagedctl.config.surface import GROUPS
 from pagedctl.engine.jsonl import RefusedLine, read_prompts, read_requests
 from pagedctl.engine.manifest_sections import fill_from_config, fill_from_engine
 from pagedctl.engine.request import Completion, Request, Stats
-from pagedctl.errors import RequestError
+from pagedctl.errors import PagedctlError, RequestError
 from pagedctl.manifest import files
 from pagedctl.manifest.schema import FileEntry, WorkloadInfo
 from pagedctl.manifest.writer import ManifestBuilder, to_bytes
@@ -44,13 +45,14 @@ def run(session: Session) -> ExitCode:
     job = job_of(session)
     tally = Tally()
     with (
+        nullcontext() if job.output is None else FileOutput(job.output) as claimed,
         _PartialHeader(job.partial) as header,
         recorded_run(session, output=job.output) as builder,
-        _interrupted_by_reader(builder),
     ):
         _record_options(builder, session, job)
         asked = _read_all(builder, job)
         _show_refused_lines(session, asked)
+        output = claimed or _stream_output(session, job, asked)
         if asked.requests:
             from pagedctl.engine.engine import Engine
 
@@ -58,10 +60,10 @@ def run(session: Session) -> ExitCode:
                 fill_from_engine(builder, engine)
                 print_warnings(session, builder)
                 header.write(builder)
-                _sample(session, builder, job, asked, tally, engine)
+                _sample(session, builder, job, asked, output, tally, engine)
         else:
             header.write(builder)
-            _sample(session, builder, job, asked, tally, None)
+            _sample(session, builder, job, asked, output, tally, None)
     assert builder.closed is not None
     session.emit(builder.closed)
     return ExitCode.NO_ANSWER if tally.num_refused or tally.num_failed else ExitCode.YES
@@ -86,17 +88,8 @@ class _PartialHeader:
     def __exit__(self, *raised: object) -> None:
         if self._builder is not None and self._builder.closed is not None:
             assert self._path is not None
-            self._path.unlink(missing_ok=True)
-
-
-@contextmanager
-def _interrupted_by_reader(builder: ManifestBuilder) -> Iterator[None]:
-    """Whoever read stdout went away: that interrupts the run and is no fault of ours."""
-    try:
-        yield
-    except BrokenPipeError:
-        builder.close_interrupted()
-        raise
+            with suppress(OSError):
+                self._path.unlink()
 
 
 # -- before sampling -------------------------------------------------------------------------
@@ -147,27 +140,46 @@ def _sample(
     builder: ManifestBuilder,
     job: Job,
     asked: Asked,
+    output: CompletionOutput,
     tally: Tally,
     engine: Engine | None,
 ) -> None:
     """Write a line for every request; counts and files are recorded however it ends."""
     started_s = time.perf_counter()
     try:
-        with closing(_open_output(session, job, asked)) as output:
+        with _completed_file(builder, job, output):
             for line in asked.refused:
                 tally.refuse()
                 output.refusal(line.id, line.error)
             if engine is not None:
-                with open_progress(session, "generate", unit="samples") as progress:
+                with open_progress(
+                    session, "generate", unit="samples", shares_terminal=job.fills_terminal
+                ) as progress:
                     _serve(engine, asked.requests, job.tokenizer, output, tally, progress)
     finally:
         elapsed_s = asked.read_s + time.perf_counter() - started_s
         _record_results(session, builder, job, tally, engine, elapsed_s)
 
 
-def _open_output(session: Session, job: Job, asked: Asked) -> CompletionOutput:
-    if job.output is not None:
-        return FileOutput(job.output)
+@contextmanager
+def _completed_file(builder: ManifestBuilder, job: Job, output: CompletionOutput) -> Iterator[None]:
+    """Close *output* and record its digest; what went wrong before that wins."""
+
+    def complete() -> None:
+        output.close()
+        if job.output is not None:
+            builder.add_file("output", job.output)
+
+    try:
+        yield
+    except BaseException:
+        with suppress(PagedctlError):
+            complete()
+        raise
+    complete()
+
+
+def _stream_output(session: Session, job: Job, asked: Asked) -> CompletionOutput:
     if job.text_output:
         num_samples = sum(request.params.n for request in asked.requests)
         return TextOutput(session.result, num_samples=num_samples)
@@ -211,7 +223,8 @@ def _text(completion: Completion, tokenizer: Tokenizer | None) -> str | None:
 
 
 def _load(stats: Stats) -> str:
-    return f"{stats.output_tokens:,} tokens, {stats.running} running, {stats.waiting} waiting"
+    tokens = count_of(stats.output_tokens, "token")
+    return f"{tokens}, {stats.running} running, {stats.waiting} waiting"
 
 
 def _record_results(
@@ -222,11 +235,10 @@ def _record_results(
     engine: Engine | None,
     end_to_end_s: float,
 ) -> None:
-    """Metrics, the output's digest, and the last line."""
+    """Metrics, and the last line."""
     stats = None if engine is None else engine.stats()
-    builder.metrics = tally.metrics(stats, end_to_end_s=end_to_end_s)
-    if job.output is not None and job.output.is_file():
-        builder.add_file("output", job.output)
+    capacity = None if engine is None else engine.capacity()
+    builder.metrics = tally.metrics(stats, capacity, end_to_end_s=end_to_end_s)
     problems = tally.problems()
     if problems is not None:
         print_error(problems, session.environ)
@@ -234,4 +246,4 @@ def _record_results(
     if job.output is None:
         session.note(summary)
     else:
-        session.show(summary)
+        session.show_if_heard(summary)

@@ -7,19 +7,18 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from pagedctl.cli.parsing import STANDARD_STREAM
+from pagedctl.cli.reserved import refuse_reserved
 from pagedctl.cli.session import Session
 from pagedctl.config.engine_config import EngineConfig
 from pagedctl.engine.input_lines import InputLines
 from pagedctl.engine.jsonl import LineRules
 from pagedctl.engine.params_check import RequestLimits, params_of_options
-from pagedctl.errors import ConfigError, Fault
+from pagedctl.errors import ConfigError
 from pagedctl.manifest import files
 from pagedctl.models.locate import locate_model
 from pagedctl.models.resolve import resolve_model
 from pagedctl.models.tokenizer import Tokenizer, load_tokenizer
-
-STANDARD_STREAM = "-"
-LATER_OPTIONS = ("resume", "explain_numerics")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +26,7 @@ class Job:
     """A run to do. ``output`` None: stdout. ``lines`` None: the texts of ``prompts``.
 
     ``text_output``: completions are shown as text, for a person at a terminal.
+    ``fills_terminal``: completions, text or lines, go to a terminal.
     """
 
     config: EngineConfig
@@ -36,6 +36,7 @@ class Job:
     prompts: tuple[str, ...]
     output: Path | None
     text_output: bool
+    fills_terminal: bool
     run_seed: int
 
     @property
@@ -46,7 +47,7 @@ class Job:
 
 def job_of(session: Session) -> Job:
     """The job that *session*'s options describe; ConfigError or ModelError if there is none."""
-    _refuse_later(session)
+    refuse_reserved(session, "resume", "explain_numerics")
     output = _output(session)
     defaults = params_of_options(session.options.values)
     config = EngineConfig.from_resolved(session.options)
@@ -62,6 +63,7 @@ def job_of(session: Session) -> Job:
     lines = None if prompts else _input(session)
     run_seed = session["seed"]
     assert isinstance(run_seed, int)
+    fills_terminal = output is None and session.result.isatty()
     return Job(
         config=config,
         rules=LineRules(
@@ -76,7 +78,8 @@ def job_of(session: Session) -> Job:
         lines=lines,
         prompts=prompts,
         output=output,
-        text_output=session["output"] is None and session.result.isatty(),
+        text_output=session["output"] is None and fills_terminal,
+        fills_terminal=fills_terminal,
         run_seed=run_seed,
     )
 
@@ -86,28 +89,12 @@ def partial_beside(output: Path) -> Path:
     return output.with_name(f"{output.name}.partial.json")
 
 
-def _refuse_later(session: Session) -> None:
-    faults = [
-        Fault(
-            what=f"--{name.replace('_', '-')} is not available in this version",
-            where="command line",
-            rule="the option is reserved for a later version",
-            remedy="leave it out",
-        )
-        for name in LATER_OPTIONS
-        if session[name]
-    ]
-    if faults:
-        raise ConfigError.of(faults)
-
-
 def _output(session: Session) -> Path | None:
     """The file to write, which must not exist; None for stdout, which holds one thing."""
     named = session["output"]
     if named is not None and named != STANDARD_STREAM:
         output = Path(str(named))
-        files.refuse_existing(output, "--output")
-        files.refuse_existing(partial_beside(output), "--output")
+        _refuse_paths(output, session.json_path)
         return output
     if session.bare_json:
         raise ConfigError(
@@ -117,6 +104,15 @@ def _output(session: Session) -> Path | None:
             remedy="give --output FILE, or --json PATH",
         )
     return None
+
+
+def _refuse_paths(output: Path, manifest: Path | None) -> None:
+    """Refuse files that exist, cannot be made, or are the same."""
+    partial = partial_beside(output)
+    written = {"--output": output, "the run's header beside --output": partial}
+    files.refuse_clashes(written | ({} if manifest is None else {"--json": manifest}))
+    files.refuse_existing(output, "--output")
+    files.refuse_existing(partial, "--output")
 
 
 def _input(session: Session) -> InputLines:

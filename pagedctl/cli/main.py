@@ -7,7 +7,8 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
@@ -17,7 +18,13 @@ from pagedctl import __version__
 from pagedctl.cli.exit_codes import ExitCode, Terminated
 from pagedctl.cli.flags import signature_of, split_arguments
 from pagedctl.cli.parsing import Command, Group
-from pagedctl.cli.session import Session, open_session, print_error, protected_stdout
+from pagedctl.cli.session import Session, open_session, print_error
+from pagedctl.cli.streams import (
+    ReaderGone,
+    open_closed_descriptors,
+    protected_stdout,
+    standard_streams,
+)
 from pagedctl.config import surface
 from pagedctl.errors import ConfigError, Fault, PagedctlError
 
@@ -37,8 +44,19 @@ PROGRAM_HELP = (
 )
 
 
-def build_app(argv: Sequence[str] = ()) -> typer.Typer:
-    """The command tree; *argv* is what manifests record as the command line."""
+@dataclass(frozen=True, kw_only=True)
+class Invocation:
+    """A command line that the parser understood; the command has not run.
+
+    Commands run outside the parser, which makes exit codes of its own of what they raise.
+    """
+
+    command: surface.Command
+    values: Mapping[str, Any]
+
+
+def build_app() -> typer.Typer:
+    """The command tree; calling a command gives its :class:`Invocation`."""
     app = typer.Typer(
         name="pagedctl",
         cls=Group,
@@ -52,10 +70,11 @@ def build_app(argv: Sequence[str] = ()) -> typer.Typer:
     for path in BODIES:
         parent, _, name = path.rpartition(" ")
         if parent and parent not in groups:
-            groups[parent] = typer.Typer(cls=Group, help=GROUP_HELP[parent], no_args_is_help=True)
+            groups[parent] = typer.Typer(cls=Group, help=GROUP_HELP[parent])
+            groups[parent].callback(invoke_without_command=True)(_help_if_bare)
             app.add_typer(groups[parent], name=parent)
         target = groups[parent] if parent else app
-        _add_command(target, name, surface.COMMANDS[path], argv)
+        _add_command(target, name, surface.COMMANDS[path])
     return app
 
 
@@ -66,36 +85,57 @@ def run(argv: list[str] | None = None) -> None:
 
 def main(argv: list[str]) -> int:
     """Run one command and return its exit code."""
+    open_closed_descriptors()
     signal.signal(signal.SIGTERM, _terminate)
+    environ = dict(os.environ)
     _wait_politely(os.environ)
+    with standard_streams():
+        return _exit_code(argv, environ)
+
+
+def _exit_code(argv: list[str], environ: Mapping[str, str]) -> int:
     try:
-        return int(_dispatch(argv))
+        found = _parse(argv)
+        return found if isinstance(found, int) else _run(found, argv, environ)
     except PagedctlError as error:
-        print_error(error, os.environ)
+        print_error(error, environ)
         return ExitCode.NO_ANSWER
     except (KeyboardInterrupt, typer.Abort):
         return ExitCode.INTERRUPTED
     except Terminated:
         return ExitCode.TERMINATED
-    except BrokenPipeError:
-        _silence_stdout()
+    except ReaderGone:
         return ExitCode.NO_ANSWER
     except Exception:
         traceback.print_exc()
         return ExitCode.FAULT_OF_OURS
 
 
-def _dispatch(argv: list[str]) -> int:
-    command = typer.main.get_command(build_app(argv))
+def _parse(argv: list[str]) -> Invocation | int:
+    """What to run, or the exit code where the parser did it all: help, the version."""
+    command = typer.main.get_command(build_app())
     try:
-        code = command.main(args=argv, prog_name="pagedctl", standalone_mode=False)
-    except typer.Exit as ended:
-        return ended.exit_code
+        found = command.main(args=argv, prog_name="pagedctl", standalone_mode=False)
     except Exception as problem:
         if not hasattr(problem, "format_message"):
             raise
         raise ConfigError.of([_usage_fault(problem)]) from None
-    return int(code) if isinstance(code, int) else ExitCode.YES
+    assert isinstance(found, Invocation | int)
+    return found
+
+
+def _run(found: Invocation, argv: Sequence[str], environ: Mapping[str, str]) -> int:
+    arguments, flags = split_arguments(found.command, found.values)
+    with protected_stdout() as result:
+        session = open_session(
+            found.command,
+            argv,
+            arguments=arguments,
+            flags={key: value for key, value in flags.items() if value not in (None, [])},
+            environ=environ,
+            result=result,
+        )
+        return int(_body(BODIES[found.command.name])(session))
 
 
 def _usage_fault(problem: Any) -> Fault:
@@ -117,35 +157,22 @@ def _root(
     if version:
         typer.echo(f"pagedctl {__version__}")
         raise typer.Exit(ExitCode.YES)
+    _help_if_bare(context)
+
+
+def _help_if_bare(context: typer.Context) -> None:
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
         raise typer.Exit(ExitCode.YES)
 
 
-def _add_command(
-    target: typer.Typer, name: str, command: surface.Command, argv: Sequence[str]
-) -> None:
-    entry = BODIES[command.name]
+def _add_command(target: typer.Typer, name: str, command: surface.Command) -> None:
+    def invoke(**values: Any) -> Invocation:
+        return Invocation(command=command, values=values)
 
-    def invoke(**values: Any) -> int:
-        arguments, flags = split_arguments(command, values)
-        given = {key: value for key, value in flags.items() if value not in (None, [])}
-        with protected_stdout() as result:
-            session = open_session(
-                command,
-                argv,
-                arguments=arguments,
-                flags=given,
-                environ=os.environ,
-                result=result,
-            )
-            return _body(entry)(session)
-
-    invoke.__signature__ = signature_of(command)  # type: ignore[attr-defined]
-    invoke.__annotations__ = {
-        parameter.name: parameter.annotation
-        for parameter in signature_of(command).parameters.values()
-    }
+    signature = signature_of(command)
+    invoke.__signature__ = signature  # type: ignore[attr-defined]
+    invoke.__annotations__ = {one.name: one.annotation for one in signature.parameters.values()}
     target.command(name, cls=Command, help=command.help)(invoke)
 
 
@@ -168,8 +195,3 @@ def _wait_politely(environ: MutableMapping[str, str]) -> None:
 
 def _terminate(number: int, frame: FrameType | None) -> None:
     raise Terminated
-
-
-def _silence_stdout() -> None:
-    """Point stdout at nothing, so that the interpreter's last flush cannot fail."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

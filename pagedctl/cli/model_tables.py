@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby
 
 from rich import box
-from rich.markup import escape
 from rich.table import Table
 
 from pagedctl.models.inspection import Inspection, ListedModel
@@ -31,7 +30,7 @@ def list_table(models: Iterable[ListedModel]) -> Table:
         parameters = f"{one.spec.parameters:,}" if one.spec else NOTHING
         dtype = one.spec.dtype if one.spec else NOTHING
         location = one.location
-        table.add_row(location.name, location.kind, parameters, dtype, escape(location.source))
+        table.add_row(location.name, location.kind, parameters, dtype, location.source)
     return table
 
 
@@ -59,9 +58,9 @@ def _table(*columns: str, numbers: tuple[str, ...] = ()) -> Table:
 
 
 def _spec_table(inspection: Inspection, digest: str) -> Table:
-    table = _table("model", escape(inspection.spec.name))
+    table = _table("model", inspection.spec.name)
     for name, value in _spec_rows(inspection, digest):
-        table.add_row(name, escape(value))
+        table.add_row(name, value)
     return table
 
 
@@ -179,7 +178,7 @@ def _short(name: str) -> str:
 def _eos_table(spec: ModelSpec) -> Table:
     table = _table("end token", "named by", numbers=("end token",))
     for token, files in spec.eos_sources:
-        table.add_row(str(token), escape(", ".join(files)))
+        table.add_row(str(token), ", ".join(files))
     if not spec.eos_sources:
         table.add_row("none", "completions end only by length or stop")
     return table

@@ -22,8 +22,7 @@ SLOW_BYTES = 1 << 30
 
 def run_list(session: Session) -> ExitCode:
     """Every model that can be named without a path; one that cannot be served is a warning."""
-    builder = session.manifest_builder(reads_only=True)
-    with builder:
+    with session.manifest_builder(reads_only=True) as builder:
         _fill_header(builder, session)
         listed = list_models(session.environ)
         builder.metrics = {"models": [one.as_dict() for one in listed]}
@@ -38,17 +37,17 @@ def run_list(session: Session) -> ExitCode:
 
 def run_inspect(session: Session) -> ExitCode:
     """One model in full, or every reason why it cannot be served."""
-    builder = session.manifest_builder(reads_only=True)
     tp = session["tp"]
     assert isinstance(tp, int)
+    builder = None
     try:
-        with builder:
+        with session.manifest_builder(reads_only=True) as builder:
             _fill_header(builder, session)
             name = str(session.arguments["model"])
             inspection = inspect_model(name, tp=tp, environ=session.environ)
             tables = _inspect(session, builder, inspection)
     finally:
-        if builder.closed is not None and builder.closed.status == "failed":
+        if builder is not None and builder.closed is not None and builder.closed.status == "failed":
             session.emit(builder.closed)
     _finish(session, builder, *tables)
     return ExitCode.YES

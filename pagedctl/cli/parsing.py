@@ -12,9 +12,13 @@ from typing import Any
 
 from typer.core import TyperCommand, TyperGroup
 
+from pagedctl.cli.help_page import write_help
 from pagedctl.config.loader import unknown_name
 from pagedctl.config.surface import COMMANDS
 from pagedctl.errors import ConfigError, Fault, nearest
+
+STANDARD_STREAM = "-"
+"""As a path: stdin or stdout."""
 
 BARE = "\0"
 """The value of an optional-value flag that stands bare. No argument can hold a NUL."""
@@ -22,6 +26,9 @@ BARE = "\0"
 
 class Command(TyperCommand):
     """A command whose bare optional-value flags and unknown flags are handled before parsing."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        write_help(self, ctx, formatter)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         optional = set(optional_value_flags(self.name_path(ctx)))
@@ -49,6 +56,9 @@ class Command(TyperCommand):
 class Group(TyperGroup):
     """A group that answers an unknown or reserved command with the nearest name."""
 
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        write_help(self, ctx, formatter)
+
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name = args[0]
         if name.startswith("-") or self.get_command(ctx, name) is not None:
@@ -67,13 +77,19 @@ class Group(TyperGroup):
                 rule=f"this version has the commands {', '.join(known)}",
                 remedy="use a version that has it",
             )
-        close = nearest(name, [*known, *reserved])
+        close = _meant(name, [*known, *reserved])
         return Fault(
             what=f"{full} is not a command",
             where="command line",
             rule=f"one of {', '.join(known)}",
-            remedy=f"did you mean {close}?" if close else "see pagedctl --help",
+            remedy=f"did you mean {close}?" if close else f"see {ctx.command_path} --help",
         )
+
+
+def _meant(name: str, names: list[str]) -> str | None:
+    """The name that *name* begins, else the nearest one."""
+    begun = (one for one in names if name and one.startswith(name))
+    return next(begun, None) or nearest(name, names)
 
 
 def optional_value_flags(command: str) -> Iterable[str]:

@@ -77,13 +77,18 @@ class Progress:
             self._display.stop()
 
 
-def open_progress(session: Session, title: str, *, unit: str) -> Progress:
-    """The progress of *session*'s run; *unit* is what is counted, e.g. ``tokens``."""
+def open_progress(
+    session: Session, title: str, *, unit: str, shares_terminal: bool = False
+) -> Progress:
+    """The progress of *session*'s run; *unit* is what is counted, e.g. ``tokens``.
+
+    *shares_terminal*: the result comes out on a terminal meanwhile, which a bar would garble.
+    """
     if session.quiet or not session["progress"]:
         return Progress(None)
     console = talk_console(session.environ)
     dumb = session.environ.get("TERM") == "dumb"
-    live = console.is_terminal and not dumb
+    live = console.is_terminal and not dumb and not shares_terminal
     return Progress((LiveDisplay if live else PlainLines)(console, title, unit))
 
 

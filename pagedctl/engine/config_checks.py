@@ -10,6 +10,9 @@ from pagedctl.errors import ConfigError, Fault, NumericsRefused
 from pagedctl.models.spec import ModelSpec
 from pagedctl.numerics.logprob_order import parse_logprob_order
 
+UNVERIFIED = "unverified"
+"""The code of the warning that no profile or record covers the contract here."""
+
 LATER: Mapping[str, tuple[tuple[object, ...], str]] = {
     "tp": ((1,), "it is 1"),
     "tp_layout": ((None,), "it is not given: tp is 1"),
@@ -97,5 +100,5 @@ def contract_warnings(config: EngineConfig, spec: ModelSpec) -> list[tuple[str, 
     if config.contract.contract.bitwise and not config.unverified:
         name = config.contract.contract.name
         text = f"{name} runs unverified: no profile or record covers this model and machine"
-        found.append(("unverified", "option numerics", text))
+        found.append((UNVERIFIED, "option numerics", text))
     return found

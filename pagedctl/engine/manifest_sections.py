@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from pagedctl.config.engine_config import EngineConfig
 from pagedctl.config.home import home_folder
-from pagedctl.engine.config_checks import contract_warnings
+from pagedctl.engine.config_checks import UNVERIFIED, contract_warnings
 from pagedctl.manifest.environment import cpu_info, run_facts, versions
 from pagedctl.manifest.schema import (
     DeviceInfo,
@@ -47,11 +47,14 @@ def fill_from_config(builder: ManifestBuilder, config: EngineConfig) -> None:
     builder.numerics = _numerics(config, leaves={}, arithmetic_id=None)
 
 
-def fill_from_engine(builder: ManifestBuilder, engine: Engine) -> None:
+def fill_from_engine(
+    builder: ManifestBuilder, engine: Engine, *, needs_record: bool = True
+) -> None:
     """Every section that a built engine decides, and the versions that only torch knows.
 
-    The model's own warnings are added to the manifest's. The first digest of a model on a
-    machine reads all of its files: call this before anything is timed.
+    A command that only measures or proves needs no verification record and is not warned of a
+    missing one. The model's own warnings are added to the manifest's. The first digest of a
+    model on a machine reads all of its files: call this before anything is timed.
     """
     fill_from_config(builder, engine.config)
     plans = engine.parts.plans
@@ -67,7 +70,8 @@ def fill_from_engine(builder: ManifestBuilder, engine: Engine) -> None:
         for one in engine.spec.warnings
     ]
     for code, where, text in contract_warnings(engine.config, engine.spec):
-        builder.warn(code, where=where, text=text)
+        if needs_record or code != UNVERIFIED:
+            builder.warn(code, where=where, text=text)
 
 
 def _numerics(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -27,20 +27,56 @@ _NOT_OVERWRITTEN = "no file is overwritten"
 
 
 def refuse_existing(path: Path, option: str) -> None:
-    """Refuse *path* before any work starts if it exists or its folder does not.
+    """Refuse *path* before any work starts if it exists or cannot be made.
 
     *option* is what the user wrote to name it, e.g. ``--json``. A dangling symbolic link
     counts as existing. A file made between this check and the end is refused by
     :func:`write_new`.
     """
-    if os.path.lexists(path):
-        raise ConfigError(
-            f"{path} exists",
-            where=option,
-            rule=_NOT_OVERWRITTEN,
-            remedy="name another path, or move or remove this one",
-        )
-    _refuse_missing_folder(path, option)
+    try:
+        os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        _refuse_missing_folder(path, option)
+        with _refused_as_config_error(path, option):
+            _try_a_file_beside(path)
+    except OSError as error:
+        raise _cannot_write(path, option, error) from error
+    else:
+        raise _exists(path, option)
+
+
+def make_writable_folder(folder: Path, option: str) -> None:
+    """Make *folder* if it is missing, and refuse one that takes no files."""
+    with _refused_as_config_error(folder, option):
+        folder.mkdir(parents=True, exist_ok=True)
+        _try_a_file_beside(folder / "any")
+
+
+def refuse_clashes(paths: Mapping[str, Path]) -> None:
+    """Refuse two files of one run at one path; *paths* are by what names each."""
+    seen: dict[Path, str] = {}
+    for name, path in paths.items():
+        first = seen.setdefault(path.parent.resolve() / path.name, name)
+        if first != name:
+            raise ConfigError(
+                f"{path} would be written twice",
+                where=f"{first} and {name}",
+                rule="each file of a run has a path of its own",
+                remedy="name another path for one of them",
+            )
+
+
+def claim_new(path: Path, option: str) -> int:
+    """Make the empty file *path* and return its descriptor, for appending.
+
+    Of several processes that claim one path, one gets it and the others are refused.
+    """
+    try:
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o666)
+    except FileExistsError:
+        raise _exists(path, option) from None
+    except OSError as error:
+        raise _cannot_write(path, option, error) from error
 
 
 def write_new(path: Path, data: bytes, *, create_parents: bool = False) -> None:
@@ -51,17 +87,17 @@ def write_new(path: Path, data: bytes, *, create_parents: bool = False) -> None:
     that took hours is not thrown away because of its name.
     """
     if create_parents:
-        with _refused_as_config_error(path):
+        with _refused_as_config_error(path, str(path)):
             path.parent.mkdir(parents=True, exist_ok=True)
     else:
         _refuse_missing_folder(path, str(path))
-    with _refused_as_config_error(path):
+    with _refused_as_config_error(path, str(path)):
         temporary = _write_temporary(path, data)
     try:
         _publish(temporary, path)
     except OSError as error:
         raise _kept_elsewhere(path, temporary, error) from None
-    with _refused_as_config_error(path):
+    with _refused_as_config_error(path, str(path)):
         _sync_folder(path.parent)
 
 
@@ -75,17 +111,37 @@ def _refuse_missing_folder(path: Path, where: str) -> None:
         )
 
 
+def _try_a_file_beside(path: Path) -> None:
+    """Make a file and remove it: permissions say nothing of read-only mounts and quotas."""
+    probe = _temporary_path(path)
+    os.close(os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
+    os.unlink(probe)
+
+
 @contextmanager
-def _refused_as_config_error(path: Path) -> Iterator[None]:
+def _refused_as_config_error(path: Path, where: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise ConfigError(
-            f"cannot write {path}: {error.strerror or error}",
-            where=str(path),
-            rule="the folder is writable and the disk has room",
-            remedy="name a path on another disk, or free space or permissions here",
-        ) from error
+        raise _cannot_write(path, where, error) from error
+
+
+def _exists(path: Path, where: str) -> ConfigError:
+    return ConfigError(
+        f"{path} exists",
+        where=where,
+        rule=_NOT_OVERWRITTEN,
+        remedy="name another path, or move or remove this one",
+    )
+
+
+def _cannot_write(path: Path, where: str, error: OSError) -> ConfigError:
+    return ConfigError(
+        f"cannot write {path}: {error.strerror or error}",
+        where=where,
+        rule="the folder is writable and the disk has room",
+        remedy="name a path on another disk, or free space or permissions here",
+    )
 
 
 def _kept_elsewhere(path: Path, temporary: Path, error: OSError) -> ConfigError:

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 
 from pagedctl import __version__
-from pagedctl.errors import PagedctlError
+from pagedctl.errors import ConfigError, PagedctlError
 from pagedctl.manifest import files, strict_json
 from pagedctl.manifest.schema import (
     DeviceInfo,
@@ -43,8 +43,8 @@ def choose_target(
 ) -> ManifestTarget:
     """``--json PATH``, else beside the output, else a new name in *runs_dir*.
 
-    An explicit or derived path that exists, or whose folder is missing, is refused here,
-    before any work. *now* is UTC; *output* None also stands for stdout.
+    An explicit or derived path that exists or cannot be written is refused here, before any
+    work. The runs folder is made. *now* is UTC; *output* None also stands for stdout.
     """
     if json_path is not None:
         files.refuse_existing(json_path, "--json")
@@ -53,6 +53,7 @@ def choose_target(
         beside = path_beside(output)
         files.refuse_existing(beside, "--output")
         return ManifestTarget(path=beside)
+    files.make_writable_folder(runs_dir, "PAGEDCTL_RUNS_DIR")
     return ManifestTarget(path=path_in_runs_dir(runs_dir, command, now), create_parents=True)
 
 
@@ -68,10 +69,18 @@ def path_in_runs_dir(runs_dir: Path, command: str, now: datetime) -> Path:
 
 
 def describe_file(role: str, path: Path) -> FileEntry:
-    """*path* as it is now, hashed in pieces."""
-    with path.open("rb") as stream:
-        digest = hashlib.file_digest(stream, "sha256").hexdigest()
-        size_bytes = stream.tell()
+    """*path* as it is now, hashed in pieces; ConfigError if it cannot be read."""
+    try:
+        with path.open("rb") as stream:
+            digest = hashlib.file_digest(stream, "sha256").hexdigest()
+            size_bytes = stream.tell()
+    except OSError as error:
+        raise ConfigError(
+            f"cannot read {path}: {error.strerror or error}",
+            where=role,
+            rule="the files of a run stay readable until it ends",
+            remedy="check the path and its permissions",
+        ) from error
     return FileEntry(role=role, path=str(path), sha256=digest, bytes=size_bytes)
 
 
@@ -101,6 +110,8 @@ class ManifestBuilder:
     manager it closes by itself: ``complete`` at the end of the block, ``interrupted`` on
     KeyboardInterrupt or SystemExit, ``failed`` on any other exception, which travels on.
     With *target* None (a command that only reads, without ``--json``) nothing is written.
+    Where an exception travels and the manifest cannot be written either, the exception wins
+    and ``unwritten`` holds the other.
     """
 
     def __init__(
@@ -135,6 +146,7 @@ class ManifestBuilder:
         self._monotonic = monotonic
         self._started_s = monotonic()
         self._closed: Manifest | None = None
+        self.unwritten: PagedctlError | None = None
 
     def warn(self, code: str, *, where: str, text: str) -> None:
         self.warnings.append(ManifestWarning(code=code, where=where, text=text))
@@ -211,7 +223,11 @@ class ManifestBuilder:
             return
         if error is None:
             self.close_complete()
-        elif isinstance(error, KeyboardInterrupt | SystemExit):
-            self.close_interrupted()
-        else:
-            self.close_failed(error)
+            return
+        try:
+            if isinstance(error, KeyboardInterrupt | SystemExit):
+                self.close_interrupted()
+            else:
+                self.close_failed(error)
+        except PagedctlError as second:
+            self.unwritten = second

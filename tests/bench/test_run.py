@@ -35,6 +35,9 @@ METRICS = [
     "preemptions",
     "forward_tokens",
     "prefix_hit_tokens",
+    "running_p50",
+    "running_max",
+    "kv_used_max",
 ]
 
 
@@ -72,7 +75,8 @@ def test_the_figures_of_one_repeat() -> None:
     assert metrics["finish_reasons"] == {"stop": 0, "length": 2, "abort": 0}
     assert (metrics["len_p50"], metrics["len_max"]) == (4, 4)
     assert (metrics["preemptions"], metrics["forward_tokens"]) == (4, 8)
-    assert (result.running_p50, result.running_max, result.kv_used_max) == (2.0, 2, 4 / 40)
+    assert (metrics["running_p50"], metrics["running_max"]) == (2.0, 2)
+    assert metrics["kv_used_max"] == 4 / 40
 
 
 def test_metrics_are_medians_and_the_spread_is_kept() -> None:
@@ -221,3 +225,29 @@ def test_an_id_may_be_text() -> None:
     result = bench(workload, FakeEngine(Clock(), step_s=(1,)))
     assert result.samples["e2e_ms"] == [[1000.0, 3000.0]]
     assert (result.metrics["len_p50"], result.metrics["len_max"]) == (3, 3)
+
+
+def test_what_ends_a_bench_early_leaves_the_finished_repeats() -> None:
+    engine = FakeEngine(Clock(), step_s=(1,))
+    kept: list[BenchResult] = []
+
+    def stop_in_the_third(done: int, total: int, text: str) -> None:
+        if text == "repeat 3 of 3" and done:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        bench(decode(), engine, repeats=3, progress=stop_in_the_third, keep=kept.append)
+    (result,) = kept
+    assert result.samples["wall_s"] == [4.0, 4.0]
+    assert result.metrics["output_tokens"] == 8
+
+
+def test_a_bench_that_ends_in_its_first_repeat_has_nothing_to_keep() -> None:
+    kept: list[BenchResult] = []
+
+    def stop(done: int, total: int, text: str) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        bench(decode(), FakeEngine(Clock()), progress=stop, keep=kept.append)
+    assert kept == []

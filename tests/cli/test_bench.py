@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -76,7 +78,15 @@ def test_the_metrics_count_the_work(cli: Cli, tmp_path: Path) -> None:
 
 
 def test_a_fixed_workload_says_how_it_departs(cli: Cli, tmp_path: Path) -> None:
-    words = ("--workload", "decode1", "--max-model-len", "132", "--temperature", "0.5")
+    words = (
+        "--workload",
+        "decode1",
+        "--max-model-len",
+        "132",
+        "--temperature",
+        "0.5",
+        "--unverified",
+    )
     done = cli("bench", *words, "--warmup", "0", "--repeats", "1", "--quiet", "--json", "m.json")
     assert done.returncode == 0, done.stderr
     assert done.stdout == ""
@@ -138,6 +148,37 @@ def test_a_refusal_leaves_a_failed_manifest(
 def test_reserved_options_are_refused_together(cli: Cli, tmp_path: Path) -> None:
     done = cli("bench", "--suite", "h200", "--explain-numerics")
     assert (done.returncode, done.stdout) == (2, "")
-    assert "error: suite is not available in this version" in done.stderr
-    assert "error: explain_numerics is not available in this version" in done.stderr
+    assert "error: --suite is not available in this version" in done.stderr
+    assert "error: --explain-numerics is not available in this version" in done.stderr
     assert not (tmp_path / "pagedctl-runs").exists()
+
+
+STOPPED = """
+import sys
+from pagedctl.cli.main import main
+from pagedctl.cli.progress import Progress
+
+def update(self, done, total, text):
+    if text == "repeat 2 of 2":
+        raise KeyboardInterrupt
+
+Progress.update = update
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_ctrl_c_keeps_the_finished_repeats(tmp_path: Path, clean_environ: dict[str, str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", STOPPED, "bench", *SMALL, "--unverified", "--json", "m.json"],
+        cwd=tmp_path,
+        env=clean_environ,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (130, "interrupted\nmanifest: m.json\n")
+    manifest = json.loads((tmp_path / "m.json").read_bytes())
+    assert manifest["status"] == "interrupted"
+    assert manifest["metrics"]["output_tokens"] == 12
+    assert len(manifest["samples"]["wall_s"]) == 1

@@ -8,7 +8,13 @@ import numpy as np
 import pytest
 
 from pagedctl.cli.completion_tally import Tally
-from pagedctl.engine.request import Completion, Request, RequestFailure, SamplingParams
+from pagedctl.engine.request import (
+    Completion,
+    Request,
+    RequestFailure,
+    SamplingParams,
+    Stats,
+)
 from pagedctl.errors import RequestError
 
 
@@ -45,7 +51,7 @@ def test_the_last_line_counts_what_ran() -> None:
         "256 requests x 1 · 128,000 tokens · 41.2 s · 3,107 output tokens/s · "
         "stop 201 length 55 abort 0 · prefix hits 0 · preemptions 0"
     )
-    metrics = tally.metrics(None, end_to_end_s=50.0)
+    metrics = tally.metrics(None, None, end_to_end_s=50.0)
     assert metrics["requests_completed"] == 256
     assert metrics["prompt_tokens"] == 768
     assert metrics["total_tokens_per_s"] == pytest.approx((128_000 + 768) / 41.2)
@@ -67,6 +73,41 @@ def test_the_last_line_counts_what_went_wrong() -> None:
     problems = tally.problems()
     assert problems is not None
     assert [fault.what for fault in problems.faults] == ["late", "NaN"]
-    metrics = tally.metrics(None, end_to_end_s=1.0)
+    metrics = tally.metrics(None, None, end_to_end_s=1.0)
     assert (metrics["len_p50"], metrics["len_max"]) == (2, 3)
     assert (metrics["requests_completed"], metrics["requests_failed"]) == (1, 1)
+
+
+def test_a_run_that_was_cut_short_counts_what_is_whole() -> None:
+    """Two of three samples of request 0 are done, request 1 is, request 2 only waited."""
+    tally = Tally()
+    for request_id, n in ((0, 3), (1, 1), (2, 1)):
+        tally.ask(Request(id=request_id, prompt_token_ids=(1, 2), params=SamplingParams(n=n)))
+    for request_id, sample in ((0, 0), (0, 1), (1, 0)):
+        tally.finish(completion(request_id, 10, sample=sample))
+    tally.wall_s = 2.0
+    stats = Stats(
+        running=1,
+        waiting=1,
+        free_blocks=0,
+        cached_blocks=0,
+        steps=20,
+        forward_tokens=40,
+        prefix_hit_tokens=0,
+        preemptions=0,
+        output_tokens=34,
+    )
+    metrics = tally.metrics(stats, None, end_to_end_s=4.0)
+    assert metrics["requests_completed"] == 1
+    assert metrics["requests_per_s"] == 0.5
+    assert metrics["prompt_tokens"] == 2
+    assert (metrics["output_tokens"], metrics["output_tokens_unfinished"]) == (34, 4)
+    assert metrics["output_tokens_per_s"] == 17.0
+    assert metrics["total_tokens_per_s"] is None
+    assert tally.summary(stats).startswith("3 requests x 1..3 · 34 tokens · ")
+
+
+def test_generate_has_the_keys_of_a_bench() -> None:
+    metrics = Tally().metrics(None, None, end_to_end_s=0.0)
+    for name in ("ttft_ms", "tpot_ms", "itl_ms", "e2e_ms", "peak_device_mib", "kv_tokens"):
+        assert metrics[name] is None

@@ -23,6 +23,8 @@ from pagedctl.cli.completion_output import FileOutput
 from pagedctl.cli.main import main
 from pagedctl.engine.engine import Engine
 from pagedctl.engine.request import Completion, RequestFailure
+from pagedctl.errors import ConfigError
+from pagedctl.manifest import files
 from pagedctl.numerics.random_stream import derive_seed
 
 SMALL = ("--kv-cache-memory-bytes", "16MiB")
@@ -144,7 +146,7 @@ def test_stdin_to_stdout_has_nothing_but_lines_on_stdout(generate: Generate) -> 
     (line,) = parsed(done.out)
     assert (line["id"], line["finish_reason"], line["stop_reason"]) == ("a", "length", None)
     summary, note = done.err.splitlines()[-2:]
-    assert summary.startswith("1 requests x 1 · 4 tokens · ")
+    assert summary.startswith("1 request x 1 · 4 tokens · ")
     assert summary.endswith("· stop 0 length 1 abort 0 · prefix hits 0 · preemptions 0")
     assert note == "manifest: m.json"
     (entry,) = done.manifest("m.json")["files"]
@@ -153,7 +155,7 @@ def test_stdin_to_stdout_has_nothing_but_lines_on_stdout(generate: Generate) -> 
 
 def test_prompts_on_the_command_line_are_requests_in_order(generate: Generate) -> None:
     words = ("--prompt", "Tom", "--prompt", "Ann has", "--max-tokens", "1", "-n", "2", "-o", "-")
-    done = generate(*words, "--chat", "--ignore-eos", "--quiet", *SMALL)
+    done = generate(*words, "--chat", "--ignore-eos", "--quiet", "--unverified", *SMALL)
     assert (done.code, done.err) == (0, "")
     lines = parsed(done.out)
     assert sorted((line["id"], line["sample"]) for line in lines) == [
@@ -375,7 +377,7 @@ def test_a_terminal_gets_text_and_is_not_read(
 ) -> None:
     """Text on a terminal; without an input, a terminal as stdin is refused at once."""
     primary, secondary = pty.openpty()
-    words = ["--prompt", "Tom has 3", "--max-tokens", "3", "--no-progress", "--quiet", *SMALL]
+    words = ["--prompt", "Tom has 3", "--max-tokens", "3", "--unverified", "--quiet", *SMALL]
     done = subprocess.run(
         [sys.executable, "-m", "pagedctl", "generate", *words],
         cwd=tmp_path,
@@ -409,25 +411,18 @@ def test_a_terminal_gets_text_and_is_not_read(
     assert refused.stderr.startswith("error: there is nothing to complete")
 
 
-def test_a_reader_that_goes_away_is_an_interruption_and_no_fault_of_ours(
-    generate: Generate, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def closed_pipe(*arguments: object) -> None:
-        raise BrokenPipeError
-
-    monkeypatch.setattr("pagedctl.cli.completion_output.LinesOutput._write", closed_pipe)
-    done = generate("--prompt", "Tom", "--max-tokens", "1", "--json", "m.json", *SMALL)
-    assert (done.code, done.manifest("m.json")["status"]) == (2, "interrupted")
-
-
 def test_a_full_disk_is_refused_and_leaves_whole_lines(
     generate: Generate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Half a line that was written before the disk was full is taken back."""
     write_lines(tmp_path / "in.jsonl", {**REQUEST, "max_tokens": 1}, {**REQUEST, "id": "b"})
-    write, written = os.write, []
+    write, claim = os.write, files.claim_new
+    ours: list[int] = []
+    written: list[bytes] = []
 
     def filling_write(descriptor: int, data: bytes) -> int:
+        if descriptor not in ours:
+            return write(descriptor, data)
         written.append(data)
         if len(written) == 2:
             return write(descriptor, data[:10])
@@ -435,14 +430,154 @@ def test_a_full_disk_is_refused_and_leaves_whole_lines(
             raise OSError(errno.ENOSPC, "No space left on device")
         return write(descriptor, data)
 
-    opened = FileOutput.__init__
+    def claimed(path: Path, option: str) -> int:
+        ours.append(claim(path, option))
+        return ours[-1]
 
-    def open_on_a_full_disk(output: FileOutput, path: Path) -> None:
-        opened(output, path)
-        monkeypatch.setattr("pagedctl.cli.completion_output.os.write", filling_write)
-
-    monkeypatch.setattr(FileOutput, "__init__", open_on_a_full_disk)
+    monkeypatch.setattr(files, "claim_new", claimed)
+    monkeypatch.setattr(os, "write", filling_write)
     done = generate("-i", "in.jsonl", "-o", "out.jsonl", "--json", "m.json", *SMALL)
     assert done.code == 2
     assert "error: cannot write out.jsonl: No space left on device" in done.err
     assert [line["id"] for line in done.lines()] == ["a"]
+
+
+def test_the_first_error_wins_where_the_disk_is_full_for_the_manifest_too(
+    generate: Generate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_lines(tmp_path / "in.jsonl", REQUEST)
+    append = FileOutput._append
+
+    def full(output: FileOutput, line: bytes) -> None:
+        def no_room(path: Path, data: bytes, **options: object) -> None:
+            raise ConfigError(f"cannot write {path}", where="w", rule="r", remedy="m")
+
+        def no_write(descriptor: int, data: bytes) -> int:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        monkeypatch.setattr(files, "write_new", no_room)
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "write", no_write)
+            append(output, line)
+
+    monkeypatch.setattr(FileOutput, "_append", full)
+    done = generate("-i", "in.jsonl", "-o", "out.jsonl", *SMALL)
+    assert done.code == 2
+    assert "error: cannot write out.jsonl: No space left on device" in done.err
+    assert "warning: there is no manifest: cannot write out.jsonl.manifest.json" in done.err
+    assert done.err.count("error: ") == 1
+
+
+def test_an_interrupted_run_counts_whole_requests_and_all_tokens(
+    generate: Generate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_lines(tmp_path / "in.jsonl", {**REQUEST, "max_tokens": 1}, {**REQUEST, "id": "b"})
+    step = Engine.step
+
+    def interrupted_step(engine: Engine) -> list[Completion]:
+        if engine.stats().steps == 2:
+            raise KeyboardInterrupt
+        return step(engine)
+
+    monkeypatch.setattr(Engine, "step", interrupted_step)
+    done = generate("-i", "in.jsonl", "-o", "out.jsonl", *SMALL)
+    assert (done.code, done.err.splitlines()[-2]) == (130, "interrupted")
+    metrics = done.manifest()["metrics"]
+    assert (metrics["requests_completed"], metrics["prompt_tokens"]) == (1, 3)
+    assert (metrics["output_tokens"], metrics["output_tokens_unfinished"]) == (3, 2)
+    assert metrics["kv_tokens"] > 0
+    assert metrics["max_concurrency_at_cap"] > 0
+
+
+@pytest.mark.parametrize(
+    ("output", "manifest"),
+    [
+        ("X", "X"),
+        ("X", "./X"),
+        ("X", "X.partial.json"),
+        ("here/X", "X"),
+    ],
+)
+def test_two_files_at_one_path_are_refused_before_any_work(
+    generate: Generate, tmp_path: Path, output: str, manifest: str
+) -> None:
+    (tmp_path / "here").symlink_to(tmp_path)
+    done = generate("--prompt", "Tom", "-o", output, "--json", manifest, "--model", "absent")
+    assert (done.code, done.files) == (2, set())
+    assert "would be written twice" in done.err.splitlines()[0]
+
+
+def test_of_two_runs_at_once_on_one_output_one_is_refused_and_leaves_nothing(
+    tmp_path: Path, clean_environ: dict[str, str]
+) -> None:
+    """Both are past the first look at the path before either claims it."""
+    script = (
+        "import sys, time\n"
+        "from pagedctl.cli import generate\n"
+        "from pagedctl.cli.main import main\n"
+        "job_of = generate.job_of\n"
+        "def late(session):\n"
+        "    job = job_of(session)\n"
+        "    print('ready', flush=True); sys.stdin.readline()\n"
+        "    return job\n"
+        "generate.job_of = late\n"
+        "sys.exit(main(sys.argv[1:]))\n"
+    )
+    words = ["generate", "--prompt", "Tom", "--max-tokens", "4", "-o", "out.jsonl", *SMALL]
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", script, *words],
+            cwd=tmp_path,
+            env=clean_environ,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(2)
+    ]
+    for process in processes:
+        assert process.stderr is not None
+        while process.stderr.readline() != "ready\n":
+            assert process.poll() is None
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    talks = [process.communicate(timeout=120)[1] for process in processes]
+    assert sorted(process.returncode for process in processes) == [0, 2]
+    loser = next(
+        talk for process, talk in zip(processes, talks, strict=True) if process.returncode == 2
+    )
+    assert loser.startswith("error: out.jsonl exists\n")
+    assert {path.name for path in tmp_path.iterdir() if path.is_file()} == {
+        "out.jsonl",
+        "out.jsonl.manifest.json",
+    }
+    (line,) = parsed((tmp_path / "out.jsonl").read_text())
+    assert "token_ids" in line
+
+
+def test_text_on_a_terminal_shares_it_with_no_bar(
+    tmp_path: Path, clean_environ: dict[str, str]
+) -> None:
+    primary, secondary = pty.openpty()
+    words = ["--prompt", "Tom has 3", "--max-tokens", "3", "--unverified", *SMALL]
+    done = subprocess.run(
+        [sys.executable, "-m", "pagedctl", "generate", *words],
+        cwd=tmp_path,
+        env={**clean_environ, "TERM": "xterm"},
+        stdin=subprocess.DEVNULL,
+        stdout=secondary,
+        stderr=secondary,
+        timeout=120,
+        check=False,
+    )
+    os.write(secondary, b"<end>")
+    shown = ""
+    while "<end>" not in shown:
+        shown += os.read(primary, 1 << 16).decode()
+    os.close(primary)
+    os.close(secondary)
+    assert done.returncode == 0
+    assert "\x1b" not in shown

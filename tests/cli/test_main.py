@@ -106,8 +106,9 @@ def test_a_signal_closes_the_manifest_as_interrupted(
     assert process.stderr is not None
     assert process.stderr.readline() == "ready\n"
     process.send_signal(number)
-    assert process.wait(timeout=30) == code
-    process.stderr.close()
+    _, talk = process.communicate(timeout=30)
+    assert process.returncode == code
+    assert talk == ("interrupted\n" if number == signal.SIGINT else "")
     assert json.loads((tmp_path / "m.json").read_bytes())["status"] == "interrupted"
 
 
@@ -204,3 +205,67 @@ def test_barriers_do_not_spin_long_unless_the_user_says_so(
     environ = dict(given)
     _wait_politely(environ)
     assert environ == kept
+
+
+def test_a_command_sees_the_environment_as_the_caller_set_it() -> None:
+    body = "def run(session):\n    session.show(str('GOMP_SPINCOUNT' in session.environ))\n"
+    environ = {name: text for name, text in os.environ.items() if name != "GOMP_SPINCOUNT"}
+    done = subprocess.run(
+        [sys.executable, "-c", HOOK.format(body=body + "    return 0\n"), "env"],
+        capture_output=True,
+        text=True,
+        env=environ,
+        check=False,
+    )
+    assert done.stdout == "False\n"
+
+
+@pytest.mark.parametrize("words", [(), ("models",)])
+def test_a_bare_word_shows_its_help(cli: Cli, words: tuple[str, ...]) -> None:
+    done = cli(*words)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"Usage: {' '.join(['pagedctl', *words])} " in done.stdout
+
+
+def test_a_dash_as_the_manifests_path_is_stdout(cli: Cli, tmp_path: Path) -> None:
+    done = cli("env", "--json", "-")
+    assert json.loads(done.stdout)["argv"] == ["env", "--json", "-"]
+    assert not (tmp_path / "-").exists()
+
+
+def test_a_plan_on_stdin_is_refused(cli: Cli) -> None:
+    for words, env in ((("env", "--plan", "-"), {}), (("env",), {"PAGEDCTL_PLAN": "-"})):
+        done = cli(*words, env=env, stdin="")
+        assert done.returncode == 2
+        assert done.stderr.startswith("error: a plan cannot come from stdin\n")
+
+
+def test_brackets_and_colons_are_no_markup(tmp_path: Path) -> None:
+    text = "[red]a[/red] :smile: [/]"
+    body = (
+        "from rich.table import Table\n"
+        "def run(session):\n"
+        f"    text = {text!r}\n"
+        "    session.note(text); session.warn(text); session.show(text)\n"
+        "    table = Table(); table.add_column(text); table.add_row(text); session.show(table)\n"
+        "    return 0\n"
+    )
+    done = run_with_body(body, cwd=tmp_path)
+    assert done.stderr == f"{text}\nwarning: {text}\n"
+    assert done.stdout.count(text) == 3
+
+
+@pytest.mark.parametrize(
+    ("words", "env"),
+    [
+        (("--json", "/proc/m.json"), {}),
+        ((), {"PAGEDCTL_RUNS_DIR": "/proc/runs"}),
+        (("--json", "m" * 300), {}),
+    ],
+)
+def test_a_manifest_that_could_not_be_written_is_refused_before_any_work(
+    cli: Cli, words: tuple[str, ...], env: dict[str, str]
+) -> None:
+    done = cli("bench", *words, env=env)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: cannot write ")

@@ -63,6 +63,9 @@ def test_all_unknown_flags_are_answered_together(cli: Cli) -> None:
     ("words", "first", "remedy"),
     [
         (["envv"], "error: envv is not a command", "remedy: did you mean env?"),
+        (["gen"], "error: gen is not a command", "remedy: did you mean generate?"),
+        (["zzz"], "error: zzz is not a command", "remedy: see pagedctl --help"),
+        (["models", "zzz"], "error: models zzz is not", "remedy: see pagedctl models --help"),
         (["serve"], "error: serve is not available in this version", None),
         (["models", "lst"], "error: models lst is not a command", "remedy: did you mean list?"),
         (["env", "surplus"], "error: Got unexpected extra argument", None),

@@ -361,3 +361,40 @@ def test_another_failure_to_publish_keeps_the_result(
     (kept,) = tmp_path.iterdir()
     assert str(kept) in caught.value.remedy
     assert kept.read_bytes() == b"x"
+
+
+def test_one_of_many_claims_wins_and_the_others_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "out"
+    descriptor = files.claim_new(path, "--output")
+    os.write(descriptor, b"mine")
+    os.close(descriptor)
+    with pytest.raises(ConfigError, match="out exists"):
+        files.claim_new(path, "--output")
+    assert path.read_bytes() == b"mine"
+    with pytest.raises(ConfigError, match="cannot write"):
+        files.claim_new(tmp_path / "no" / "out", "--output")
+
+
+def test_two_spellings_of_one_path_clash(tmp_path: Path) -> None:
+    (tmp_path / "here").symlink_to(tmp_path)
+    files.refuse_clashes({"--output": tmp_path / "a", "--json": tmp_path / "b"})
+    with pytest.raises(ConfigError) as caught:
+        files.refuse_clashes({"--output": tmp_path / "a", "--json": tmp_path / "here" / "a"})
+    assert caught.value.where == "--output and --json"
+
+
+def test_a_folder_that_takes_no_files_is_refused_before_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = os.open
+
+    def read_only(path: Path, flags: int, mode: int = 0o777) -> int:
+        if flags & os.O_CREAT:
+            raise OSError(errno.EROFS, "Read-only file system")
+        return opened(path, flags, mode)
+
+    monkeypatch.setattr(os, "open", read_only)
+    with pytest.raises(ConfigError, match="Read-only file system"):
+        files.refuse_existing(tmp_path / "a.json", "--json")
+    with pytest.raises(ConfigError, match="Read-only file system"):
+        files.make_writable_folder(tmp_path / "runs", "PAGEDCTL_RUNS_DIR")

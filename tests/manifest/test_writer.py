@@ -47,6 +47,18 @@ def test_a_fault_of_ours_leaves_a_failed_manifest_and_travels_on(tmp_path: Path)
     assert set(error) == {"what", "where", "rule", "remedy"}
 
 
+@pytest.mark.parametrize("first", [ZeroDivisionError(), KeyboardInterrupt()])
+def test_the_first_error_wins_over_a_manifest_that_cannot_be_written(
+    tmp_path: Path, first: BaseException
+) -> None:
+    build = builder(tmp_path / "gone" / "m.json")
+    with pytest.raises(type(first)), build:
+        raise first
+    assert build.closed is None
+    assert build.unwritten is not None
+    assert "gone does not exist" in build.unwritten.what
+
+
 @pytest.mark.parametrize("stop", [KeyboardInterrupt(), SystemExit(143)])
 def test_an_interrupted_run_keeps_what_it_had(tmp_path: Path, stop: BaseException) -> None:
     path = tmp_path / "m.json"
@@ -151,3 +163,8 @@ def test_a_manifest_path_that_exists_is_refused_before_work(tmp_path: Path, opti
         target(tmp_path, json_path, tmp_path / "out.jsonl")
     assert caught.value.where == option
     assert kept.read_text() == "a result"
+
+
+def test_a_file_of_the_run_that_is_gone_is_a_refusal(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot read"):
+        builder(None).add_file("input", tmp_path / "gone")
