@@ -53,6 +53,16 @@ GEMM_CPU = _template(
     ("output", "rounded once to {y_dtype}"),
     *_CPU_PRODUCT,
 )
+GEMM_CPU_BFLOAT16 = _template(
+    "gemm",
+    CPU,
+    ("inputs", "bfloat16"),
+    ("chain", "library bfloat16 product of [16, {k}] x [{k}, N], rows zero-padded"),
+    ("subnormals", "as the library's bfloat16 instructions treat them"),
+    ("segments", "1"),
+    ("output", "rounded once to bfloat16"),
+    *_CPU_PRODUCT,
+)
 GEMM_CPU_PER_ROW = _template(
     "gemm",
     CPU,
@@ -267,6 +277,7 @@ TABLE: tuple[OrderTemplate, ...] = (
 )
 
 OTHER_ORDERS: tuple[OrderTemplate, ...] = (
+    GEMM_CPU_BFLOAT16,
     GEMM_CPU_PER_ROW,
     GEMM_CPU_LIBRARY,
     HEAD_CPU_PER_ROW,

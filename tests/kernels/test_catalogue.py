@@ -79,7 +79,7 @@ def test_every_leaf_takes_its_order_from_the_house() -> None:
 
 @pytest.mark.parametrize("op", ["gemm", "head"])
 def test_the_contract_takes_row_blocks_and_fast_takes_the_library(op: str) -> None:
-    site = next(one for one in decoder_sites() if one.op == op)
+    site = next(one for one in decoder_sites("float32") if one.op == op)
     registry = house_registry()
     assert registry.select(site, CPU, INVARIANT).leaf.name == f"torch.{op}_row_blocks"
     assert registry.select(site, CPU, Requirement()).leaf.name == f"torch.{op}_library"
@@ -88,9 +88,19 @@ def test_the_contract_takes_row_blocks_and_fast_takes_the_library(op: str) -> No
         registry.select(site, CPU, named)
 
 
+def test_bfloat16_projections_without_a_bias_stay_in_bfloat16() -> None:
+    def chosen(dtype: str, bias: bool) -> str:
+        site = sites.gemm_site("proj", k=128, n=64, dtype=dtype, bias=bias)
+        return house_registry().select(site, CPU, INVARIANT).leaf.name
+
+    assert chosen("bfloat16", False) == "torch.gemm_row_blocks_bfloat16"
+    assert chosen("bfloat16", True) == "torch.gemm_row_blocks"
+    assert chosen("float16", False) == "torch.gemm_row_blocks"
+
+
 def test_arithmetic_id_is_independent_of_fusion_layers_and_output_width() -> None:
     base = decoder_sites()
-    fused = [sites.gemm_site(name, k=128, n=64, dtype="bfloat16", bias=True) for name in "qkv"]
+    fused = [sites.gemm_site(name, k=128, n=64, dtype="bfloat16", bias=False) for name in "qkv"]
     assert identity(base) == identity([*base, *fused]) == identity(base * 3)
 
 

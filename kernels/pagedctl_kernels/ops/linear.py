@@ -14,6 +14,7 @@ from pagedctl_kernels.ops.interfaces import PreparedLinear
 from pagedctl_kernels.ops.product_check import Verdict, check_linear
 from pagedctl_kernels.ops.row_blocks import (
     aligned,
+    native_block_product,
     on_cache_line,
     padded_columns,
     row_block_product,
@@ -22,6 +23,7 @@ from pagedctl_kernels.ops.row_blocks import (
 from pagedctl_kernels.ops.torch_checks import (
     dtype_fact,
     expect,
+    has_bfloat16_products,
     int_fact,
     operand_dtype,
     require_ieee,
@@ -61,10 +63,12 @@ class _Linear:
                 f"{self.op}: weight was prepared for [{prepared.n}, {prepared.k}], "
                 f"this call site is [{self.n}, {self.k}]"
             )
-        stored = (self.columns, self.k)
-        expect(
-            f"{self.op}: the prepared weight of this leaf", prepared.weight, self.compute, stored
-        )
+        name = f"{self.op}: the prepared weight of this leaf"
+        expect(name, prepared.weight, self.compute, self.stored_shape())
+
+    def stored_shape(self) -> tuple[int, int]:
+        """The shape of this leaf's prepared weight."""
+        return self.columns, self.k
 
 
 class _WidenedLinear(_Linear):
@@ -113,6 +117,40 @@ class RowBlocksLinear(_WidenedLinear):
 
     def product(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return row_block_product(x, weight, self.short_blocks)
+
+
+class NativeBlocksLinear(_Linear):
+    """Row blocks in bfloat16 itself, where the CPU has instructions for it.
+
+    They round a product's sum once, as widened ones do, and flush subnormals: an order of its
+    own. There is no bias, which would have to be added to the unrounded sum.
+    """
+
+    def __init__(self, site: CallSite, machine: Machine) -> None:
+        super().__init__(site)
+        self.compute = self.dtype
+        if not has_bfloat16_products():
+            raise LeafUnfit("this CPU has no bfloat16 product instructions")
+        self.padded = padded_columns(self.n, "bfloat16")
+        require_threads(site, machine)
+        require_ieee(site)
+        verdict = check_linear(self.k, self.padded, "bfloat16", machine.threads, CPU_ROW_BLOCK)
+        if verdict.reason is not None:
+            raise LeafUnfit(verdict.reason)
+
+    def prepare(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PreparedLinear:
+        """weight bfloat16[N, K], kept as [K, N] with N zero-padded."""
+        self.check_weight(weight, bias)
+        padded = functional.pad(weight, (0, 0, 0, self.padded - self.n))
+        return PreparedLinear(weight=padded.t().contiguous(), bias=None, k=self.k, n=self.n)
+
+    def stored_shape(self) -> tuple[int, int]:
+        return self.k, self.padded
+
+    def __call__(self, x: torch.Tensor, prepared: PreparedLinear) -> torch.Tensor:
+        """x bfloat16[T, K] -> bfloat16[T, N]."""
+        self.check_input(x, prepared)
+        return native_block_product(x, prepared.weight)[:, : self.n].contiguous()
 
 
 class PerRowLinear(_WidenedLinear):

@@ -22,6 +22,7 @@ from pagedctl_kernels.ops.row_blocks import (
     CACHE_LINE_BYTES,
     COLUMN_STEPS,
     aligned,
+    native_block_product,
     row_block_product,
     row_product,
     split_rows,
@@ -77,7 +78,9 @@ def check_linear(k: int, columns: int, dtype: str, threads: int, height: int) ->
     """Check products of *height* rows (16 or 1) with a [columns, k] weight, columns padded."""
     width = max(columns, _NARROWEST * COLUMN_STEPS[dtype])
     x, wide = _payload(_DISTINCT_ROWS[height], width, k, TORCH_DTYPES[dtype])
-    product = _one_by_one if height == 1 else row_block_product
+    native = dtype == "bfloat16"
+    blocks = _native_blocks if native else row_block_product
+    product = _one_by_one if height == 1 else blocks
     expected = torch.cat([product(rows, wide) for rows in split_rows(x, height)])
     check = _LinearCheck(product, x, wide, columns, expected, threads)
     failure = next(check.failures(_BATCHES[height], COLUMN_STEPS[dtype]), None)
@@ -86,7 +89,8 @@ def check_linear(k: int, columns: int, dtype: str, threads: int, height: int) ->
             f"[{height}, {k}] x [{k}, {columns}] {dtype} products at {threads} threads {failure}"
         )
         return Verdict(reason=reason, short_blocks=())
-    return Verdict(reason=None, short_blocks=check.short_blocks() if height > 1 else ())
+    has_short = height > 1 and not native
+    return Verdict(reason=None, short_blocks=check.short_blocks() if has_short else ())
 
 
 @cache
@@ -115,7 +119,7 @@ def check_tile_products(head_dim: int, dtype: str, threads: int) -> Verdict:
 
 def same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
     """Equal bit for bit: signs of zero count, and a NaN equals itself."""
-    as_int = torch.int64 if left.dtype == torch.float64 else torch.int32
+    as_int = {8: torch.int64, 4: torch.int32, 2: torch.int16}[left.itemsize]
     return torch.equal(left.contiguous().view(as_int), right.contiguous().view(as_int))
 
 
@@ -213,6 +217,11 @@ class _LinearCheck:
 def _one_by_one(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """Products of one row, the weight aligned as a leaf's ``prepare`` does."""
     return row_product(x, aligned(weight))
+
+
+def _native_blocks(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """Products of bfloat16 blocks, the weight laid out as a leaf's ``prepare`` does."""
+    return native_block_product(x, weight.t().contiguous())
 
 
 def _rounds_like_ieee(

@@ -10,8 +10,11 @@ import torch.nn.functional as functional
 
 from pagedctl_kernels.house import CPU_ROW_BLOCK
 
-COLUMN_STEPS: Mapping[str, int] = MappingProxyType({"float32": 16, "float64": 48})
-"""Columns of a CPU product come in multiples of this, by internal dtype."""
+COLUMN_STEPS: Mapping[str, int] = MappingProxyType({"float32": 16, "float64": 48, "bfloat16": 16})
+"""Columns of a CPU product come in multiples of this, by the dtype of its operands."""
+
+NATIVE_BLOCKS = (64, CPU_ROW_BLOCK)
+"""Heights of bfloat16 blocks, the largest first."""
 
 CACHE_LINE_BYTES = 64
 
@@ -29,6 +32,26 @@ def row_block_product(
     blocks = split_rows(x, block_height(rows, short_blocks))
     product = torch.bmm(blocks, weight.t().expand(blocks.shape[0], -1, -1)).view(-1, columns)
     return product if product.shape[0] == rows else product[:rows]
+
+
+def native_block_product(x: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
+    """x bfloat16[T, K] times *columns* bfloat16[K, N], to bfloat16[T, N].
+
+    Rows are zero-padded to 16 and issued as blocks of 64 while they last, then of 16; the
+    construction check proves that both heights give the same bits. The library takes [K, N]
+    five times as fast as a transposed [N, K], and a batched product of many blocks up to 18
+    times slower than blocks in turn (measured, 576 x 1536 and 576 x 3072).
+    """
+    rows = x.shape[0]
+    padded = split_rows(x, CPU_ROW_BLOCK).view(-1, x.shape[1])
+    product = x.new_empty(padded.shape[0], columns.shape[1])
+    start = 0
+    while start < padded.shape[0]:
+        height = next(h for h in NATIVE_BLOCKS if start + h <= padded.shape[0])
+        end = start + height
+        torch.mm(padded[start:end], columns, out=product[start:end])
+        start = end
+    return product[:rows]
 
 
 def row_product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

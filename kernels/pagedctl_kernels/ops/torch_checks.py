@@ -110,3 +110,9 @@ def _fits(tensor: torch.Tensor, shape: tuple[int | str, ...]) -> bool:
 
 def _short(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
+
+
+def has_bfloat16_products() -> bool:
+    """Whether this CPU multiplies bfloat16 natively; without it the library only emulates."""
+    supported = getattr(torch.cpu, "_is_avx512_bf16_supported", None)
+    return bool(supported is not None and supported())

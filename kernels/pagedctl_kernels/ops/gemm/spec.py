@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pagedctl_kernels.house import GEMM_CPU, GEMM_CPU_LIBRARY, GEMM_CPU_PER_ROW
+from pagedctl_kernels.house import GEMM_CPU, GEMM_CPU_BFLOAT16, GEMM_CPU_LIBRARY, GEMM_CPU_PER_ROW
 from pagedctl_kernels.leaf import (
     BATCH_INVARIANT,
     DETERMINISTIC,
@@ -27,6 +27,18 @@ ROW_BLOCKS = LeafSpec(
     priority=10,
 )
 
+NATIVE_BLOCKS = LeafSpec(
+    name="torch.gemm_row_blocks_bfloat16",
+    op="gemm",
+    entry="pagedctl_kernels.ops.gemm.torch_reference:build_native_blocks",
+    formats=formats("x", "w", "y", dtypes=("bfloat16",)),
+    capability=Capability(kind="cpu"),
+    order=GEMM_CPU_BFLOAT16,
+    limits=(Limit(fact="k", minimum=2), Limit(fact="bias", allowed=(False,))),
+    features=frozenset({BATCH_INVARIANT, DETERMINISTIC}),
+    priority=15,
+)
+
 PER_ROW = LeafSpec(
     name="torch.gemm_per_row",
     op="gemm",
@@ -49,4 +61,4 @@ LIBRARY = LeafSpec(
     priority=20,
 )
 
-LEAVES: tuple[LeafSpec, ...] = (ROW_BLOCKS, PER_ROW, LIBRARY)
+LEAVES: tuple[LeafSpec, ...] = (NATIVE_BLOCKS, ROW_BLOCKS, PER_ROW, LIBRARY)
