@@ -33,7 +33,13 @@ CONTRACT_LEAVES = ["row_blocks", "per_row"]
 
 
 def linear(k: int, n: int, dtype: str, *, leaf: str = "row_blocks", bias: bool = False) -> Any:
-    return bound(gemm_site("proj", k=k, n=n, dtype=dtype, bias=bias), f"torch.gemm_{leaf}").run
+    site = gemm_site("proj", k=k, n=n, dtype=dtype, bias=bias)
+    try:
+        return bound(site, f"torch.gemm_{leaf}").run
+    except NoLeafError as refused:
+        if leaf == "per_row" and "unfit on this machine" in str(refused):
+            pytest.skip("this library does not keep the bits of one-row products of this shape")
+        raise
 
 
 def product(x: torch.Tensor, weight: torch.Tensor, leaf: str = "row_blocks") -> torch.Tensor:
@@ -325,12 +331,10 @@ def neighbour_dependent(x: torch.Tensor, weight: torch.Tensor, *_: object) -> to
 
 
 def width_dependent(x: torch.Tensor, weight: torch.Tensor, *_: object) -> torch.Tensor:
-    half = x.shape[1] // 2
+    cut = x.shape[1] // 3 + 1  # no library cuts K here, while some cut 576 in halves
     if weight.shape[0] > 64:
         return honest_product(x, weight)
-    return honest_product(x[:, :half], weight[:, :half]) + honest_product(
-        x[:, half:], weight[:, half:]
-    )
+    return honest_product(x[:, :cut], weight[:, :cut]) + honest_product(x[:, cut:], weight[:, cut:])
 
 
 def wrong_past_row_32(x: torch.Tensor, weight: torch.Tensor, *_: object) -> torch.Tensor:
