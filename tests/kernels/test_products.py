@@ -37,7 +37,7 @@ def linear(k: int, n: int, dtype: str, *, leaf: str = "row_blocks", bias: bool =
     try:
         return bound(site, f"torch.gemm_{leaf}").run
     except NoLeafError as refused:
-        if leaf == "per_row" and "unfit on this machine" in str(refused):
+        if leaf == "per_row" and "change a row's bits" in str(refused):
             pytest.skip("this library does not keep the bits of one-row products of this shape")
         raise
 
