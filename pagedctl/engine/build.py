@@ -66,7 +66,7 @@ def build_parts(config: EngineConfig, weights: Tensors | None) -> EngineParts:
     tensors = _tensors(config, resolved, spec, weights, device)
     assert config.max_model_len is not None
     decoder = Decoder(spec, plans, tensors, num_positions=config.max_model_len)
-    arena = KVArena(spec, num_blocks=num_blocks, block_size=config.block_size, device=device)
+    arena = _allocate_arena(spec, num_blocks, config.block_size, device)
     rows = BatchRows(
         max_num_seqs=config.max_num_seqs,
         max_blocks=blocks_for(config.max_model_len, config.block_size),
@@ -154,6 +154,21 @@ def _with_pool(config: EngineConfig, spec: ModelSpec) -> tuple[EngineConfig, int
         raise _too_small(config, spec, num_blocks)
     origins = {**config.origins, "max_model_len": "derived: pool"}
     return replace(config, max_model_len=pool_tokens + 1, origins=origins), num_blocks
+
+
+def _allocate_arena(
+    spec: ModelSpec, num_blocks: int, block_size: int, device: torch.device
+) -> KVArena:
+    try:
+        return KVArena(spec, num_blocks=num_blocks, block_size=block_size, device=device)
+    except (RuntimeError, MemoryError):  # torch's CPU allocator raises a plain RuntimeError
+        size_bytes = (num_blocks + 1) * block_bytes(spec, block_size)
+        raise CapacityError(
+            f"the KV pool of {size_bytes} bytes cannot be allocated",
+            where="option kv_cache_memory_bytes",
+            rule=f"{num_blocks} blocks of {block_size} tokens lie in one piece of memory",
+            remedy="lower --kv-cache-memory-bytes",
+        ) from None
 
 
 def _too_small(config: EngineConfig, spec: ModelSpec, num_blocks: int) -> CapacityError:

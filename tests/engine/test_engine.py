@@ -459,3 +459,8 @@ def test_noise_is_keyed_by_the_absolute_position_of_the_drawn_token(tmp_path: Pa
     ).flatten()[: len(row)]
     expected = int((row + gumbel_noise(words)).argmax())
     assert trace.completions[0, 0].token_ids.tolist() == [expected]
+
+
+def test_a_pool_that_cannot_be_allocated_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CapacityError, match="cannot be allocated"):
+        tiny_engine(tiny_model("llama"), tmp_path, kv_cache_memory_bytes=1 << 50)
