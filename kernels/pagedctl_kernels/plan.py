@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pagedctl_kernels.leaf import CallSite, LeafSpec, Requirement
 from pagedctl_kernels.machine import Machine
-from pagedctl_kernels.order import Order, arithmetic_id
-from pagedctl_kernels.registry import NoLeafError, Registry, Selection
+from pagedctl_kernels.order import Order
+from pagedctl_kernels.registry import Candidate, NoLeafError, Registry, Selection
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,17 +61,11 @@ def plan(registry: Registry, site: CallSite, machine: Machine, requirement: Requ
             unfit[best.leaf.name] = str(reason)
 
 
-def _with_unfit(ranked: Iterable[Any], unfit: dict[str, str]) -> list[Any]:
-    from dataclasses import replace
-
+def _with_unfit(ranked: Iterable[Candidate], unfit: Mapping[str, str]) -> list[Candidate]:
+    """The candidates, those that failed their own check with that reason among the others."""
     return [
-        replace(c, refusals=(*c.refusals, f"unfit on this machine: {unfit[c.leaf.name]}"))
-        if c.leaf.name in unfit
-        else c
-        for c in ranked
+        replace(one, refusals=(*one.refusals, f"unfit on this machine: {unfit[one.leaf.name]}"))
+        if one.leaf.name in unfit
+        else one
+        for one in ranked
     ]
-
-
-def plans_arithmetic_id(plans: Iterable[Plan]) -> str:
-    """The ``arithmetic_id`` of a set of plans."""
-    return arithmetic_id(bound.order for bound in plans)
