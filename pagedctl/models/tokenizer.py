@@ -10,6 +10,8 @@ import tokenizers
 from pagedctl.errors import Fault, ModelError, RequestError
 from pagedctl.models.chat_template import ChatTemplate, read_chat_template
 from pagedctl.models.json_object import read_object
+from pagedctl.models.text_stream import TextStream
+from pagedctl.models.token_pieces import pieces_of
 from pagedctl.models.tokenizer_files import TokenizerFiles
 
 SPECIAL_TOKENS = (
@@ -36,6 +38,7 @@ class Tokenizer:
         """Read tokenizer.json of *files*; ModelError if it cannot be used."""
         self._backend = _backend(files)
         self._files = files
+        self._piece_of = pieces_of(self._backend)
 
     def encode(self, text: str) -> list[int]:
         """The ids of *text*, with the special tokens that the tokenizer puts around a text.
@@ -55,17 +58,20 @@ class Tokenizer:
         text = self._chat_template.render(messages)
         return self._ids(text, add_special_tokens=False)
 
-    def decode(self, token_ids: Iterable[int], *, stop_token_id: int | None = None) -> str:
-        """The text of *token_ids*; special tokens are skipped.
+    def text_stream(self, prompt_token_ids: Sequence[int]) -> TextStream:
+        """The text that output tokens add to the text of *prompt_token_ids*, one by one."""
+        return TextStream(self._piece_of, prompt_token_ids)
 
-        So is the last token if it is *stop_token_id*. Bytes that are no UTF-8 text come out as
-        U+FFFD. Spaces stay as the tokens have them: nothing is cleaned up.
+    def completion_text(self, prompt_token_ids: Sequence[int], token_ids: Iterable[int]) -> str:
+        """The text that *token_ids* add to the text of *prompt_token_ids*.
+
+        Special tokens are skipped, nothing is cleaned up, and a space that a tokenizer drops at
+        the start of a text stays. Bytes that are no UTF-8 text come out as U+FFFD, those of a
+        character that is cut at the end too. Only the last tokens of the prompt are read.
         """
-        ids = [int(token) for token in token_ids]
-        if ids and ids[-1] == stop_token_id:
-            ids.pop()
-        text: str = self._backend.decode(ids, skip_special_tokens=True)
-        return text
+        stream = self.text_stream(prompt_token_ids)
+        parts = [stream.push(int(token)) for token in token_ids]
+        return "".join((*parts, stream.finish()))
 
     def _ids(self, text: str, *, add_special_tokens: bool) -> list[int]:
         try:
