@@ -5,6 +5,8 @@
 * ``schema``: the frozen data types of ``pagedctl.manifest/1``.
 * ``writer``: where a manifest lies, and the builder that a command fills and closes.
 * ``reader``: read one back.
+* ``peer_files``: read the result files of vLLM and SGLang (``peer_formats``, ``peer_object``,
+  ``peer_result`` and ``lenient_json`` hold its parts).
 * ``environment``: what this machine and this installation are (``hardware`` and
   ``capabilities`` hold its parts).
 

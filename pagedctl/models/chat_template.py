@@ -119,7 +119,7 @@ def read_chat_template(
 def _text_of(files: TokenizerFiles) -> str:
     assert files.chat_template is not None
     try:
-        return files.chat_template.read_text(encoding="utf-8")
+        return files.chat_template.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise _unusable(f"it cannot be read: {error}", str(files.chat_template)) from None
 

@@ -173,6 +173,15 @@ def test_a_chat_template_of_another_form_is_the_models_fault(
         chat(folder)
 
 
+def test_a_byte_order_mark_before_the_template_is_no_text(tmp_path: Path) -> None:
+    """microsoft/promptflow#4188: a mark at the start of a file is not part of its content."""
+    folder = write_tokenizer(tmp_path, template=TEMPLATE)
+    plain = chat(folder)
+    path = folder / "chat_template.jinja"
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert chat(folder) == plain
+
+
 def test_a_model_without_a_template_refuses_messages(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="no chat template"):
         chat(write_tokenizer(tmp_path))
