@@ -7,6 +7,7 @@ from pagedctl_kernels.ops.block_sumexp import spec as block_sumexp
 from pagedctl_kernels.ops.embedding import spec as embedding
 from pagedctl_kernels.ops.gemm import spec as gemm
 from pagedctl_kernels.ops.head import spec as head
+from pagedctl_kernels.ops.logit_edits import spec as logit_edits
 from pagedctl_kernels.ops.logprob import spec as logprob
 from pagedctl_kernels.ops.qk_norm_rope_write import spec as qk_norm_rope_write
 from pagedctl_kernels.ops.rms_norm import spec as rms_norm
@@ -27,6 +28,7 @@ def house_registry() -> Registry:
         head,
         block_sumexp,
         logprob,
+        logit_edits,
         sample,
     )
     return Registry(leaf for spec in specs for leaf in spec.LEAVES)

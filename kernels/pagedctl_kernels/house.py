@@ -242,6 +242,16 @@ LOGPROB_HOPPER = _template(
     "logprob", HOPPER, *_LOGPROB_TERMS, ("transcendental", "LN, the written polynomial")
 )
 
+_EDIT_TERMS = (
+    ("order", "allowed ids and bias, repetition, frequency, presence, barred ids; in {internal}"),
+    ("removal", "-infinity is added"),
+    ("bias", "one sum"),
+    ("repetition", "one quotient above zero, one product elsewhere, tokens of prompt and output"),
+    ("penalties", "count * frequency rounded, subtracted; presence subtracted, tokens of output"),
+)
+LOGIT_EDITS_CPU = _template("logit_edits", CPU, *_EDIT_TERMS)
+LOGIT_EDITS_HOPPER = _template("logit_edits", HOPPER, *_EDIT_TERMS)
+
 _SAMPLE_TERMS = (
     ("temperature", "{temperature_form} in {internal}"),
     ("order", "temperature, top_k, top_p, min_p; ties to the lowest id"),
@@ -272,6 +282,8 @@ TABLE: tuple[OrderTemplate, ...] = (
     BLOCK_SUMEXP_HOPPER,
     LOGPROB_CPU,
     LOGPROB_HOPPER,
+    LOGIT_EDITS_CPU,
+    LOGIT_EDITS_HOPPER,
     SAMPLE_CPU,
     SAMPLE_HOPPER,
 )

@@ -187,6 +187,13 @@ def logprob_site(
     )
 
 
+def logit_edits_site(name: str, *, dtype: str) -> CallSite:
+    internal = internal_dtype(dtype)
+    return CallSite(
+        op="logit_edits", name=name, dtypes={"x": internal}, facts={"internal": internal}
+    )
+
+
 def sample_site(name: str, *, dtype: str, temperature_form: str = "divide") -> CallSite:
     internal = internal_dtype(dtype)
     return CallSite(

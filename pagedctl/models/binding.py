@@ -31,6 +31,7 @@ class DecoderPlans:
     silu_mul: Plan
     down_proj: Plan
     head: Plan
+    logit_edits: Plan
     sample: Plan
     logprob: Plan
     block_sumexp: Plan
@@ -190,6 +191,7 @@ def _sites(spec: ModelSpec, numerics: Numerics, block_size: int) -> dict[str, Ca
             dtype=dtype,
             head_dtype=str(numerics["head_dtype"]),
         ),
+        "logit_edits": sites.logit_edits_site("logit_edits", dtype=dtype),
         "sample": sites.sample_site(
             "sample", dtype=dtype, temperature_form=str(numerics["temperature_form"])
         ),

@@ -47,6 +47,7 @@ def decoder_sites(dtype: str = "bfloat16", **switches: str) -> list[CallSite]:
         sites.head_site("head", k=128, n=512, dtype=dtype, **given("head_dtype")),
         sites.block_sumexp_site("sumexp", dtype=dtype),
         sites.logprob_site("logprob", dtype=dtype, **given("form", "temperature_form")),
+        sites.logit_edits_site("edits", dtype=dtype),
         sites.sample_site("sample", dtype=dtype, **given("temperature_form")),
     ]
 
@@ -65,7 +66,7 @@ def test_importing_the_catalogue_the_sites_and_the_interfaces_imports_no_torch()
 
 
 def test_every_op_has_a_batch_invariant_cpu_leaf_in_every_dtype() -> None:
-    assert len(house_registry().ops()) == 10
+    assert len(house_registry().ops()) == 11
     for dtype in sites.DTYPES:
         for site in decoder_sites(dtype):
             selection = house_registry().select(site, CPU, INVARIANT)

@@ -19,13 +19,14 @@ FORMS = ("torch", "blockwise", "blockwise-direct")
 
 def logprobs(
     logits: torch.Tensor,
-    token_ids: list[int],
+    token_ids: list[int] | list[list[int]],
     temperature: Any = 1.0,
     *,
     form: str = "torch",
     block_size: int = 32768,
     temperature_form: str = "divide",
 ) -> torch.Tensor:
+    """Logprobs A[R] of one token a row, or A[R, K] of a list a row."""
     dtype = str(logits.dtype).removeprefix("torch.")
     run = bound(
         logprob_site(
@@ -38,8 +39,19 @@ def logprobs(
     ).run
     sums = bound(block_sumexp_site("sumexp", dtype=dtype, block_size=block_size)).run
     t = torch.as_tensor(temperature, dtype=logits.dtype).expand(len(logits)).contiguous()
-    out: torch.Tensor = run(logits, t, torch.tensor(token_ids), block_sumexp=sums)
-    return out
+    ids = torch.tensor(token_ids)
+    out: torch.Tensor = run(logits, t, ids.view(len(logits), -1), block_sumexp=sums)
+    return out.view(ids.shape)
+
+
+def likeliest(
+    logits: torch.Tensor, count: int, temperature: Any = 1.0, temperature_form: str = "divide"
+) -> list[list[int]]:
+    dtype = str(logits.dtype).removeprefix("torch.")
+    run = bound(logprob_site("logprob", dtype=dtype, temperature_form=temperature_form)).run
+    t = torch.as_tensor(temperature, dtype=logits.dtype).expand(len(logits)).contiguous()
+    ids: list[list[int]] = run.likeliest(logits, t, count).tolist()
+    return ids
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -108,6 +120,70 @@ def test_a_row_s_logprob_is_its_own(block_size: int, count: int) -> None:
         for row in range(9):
             alone = logprobs(logits[row : row + 1], [row], temperature[row], block_size=block_size)
             assert_same_bits(alone, packed[row : row + 1])
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_token_s_logprob_does_not_depend_on_the_others_that_are_asked_for(form: str) -> None:
+    logits, temperature = numbers(8, 5, 1001) * 5, torch.linspace(0, 2, 5)
+    many = [[3, 3, *range(700)], [*range(1, 703)], [7] * 702, [*range(299, 1001)], [*range(702)]]
+    packed = logprobs(logits, many, temperature, form=form, block_size=100)
+    for column in (0, 1, 2, 701):
+        ids = [row[column] for row in many]
+        alone = logprobs(logits, ids, temperature, form=form, block_size=100)
+        assert_same_bits(packed[:, column], alone)
+
+
+def ranked(row: torch.Tensor) -> list[int]:
+    """All ids by (value descending, id ascending), by Python's own sort."""
+    values = row.tolist()
+    return sorted(range(len(values)), key=lambda token: (-values[token], token))
+
+
+@pytest.mark.parametrize("count", [1, 2, 7, 64, 299, 300])
+@pytest.mark.parametrize("spread", [3.0, 0.3])
+def test_the_likeliest_tokens_come_by_value_and_then_by_id(count: int, spread: float) -> None:
+    logits = (numbers(9, 6, 300) * spread).round(decimals=1)  # many ties
+    logits[2, ::2] = -torch.inf
+    logits[3] = -0.0
+    logits[3, 5:9] = 0.0
+    got = likeliest(logits, count)
+    assert got == [ranked(row)[:count] for row in logits]
+    order = torch.tensor([4, 0, 5, 3, 1, 2])
+    assert likeliest(logits[order], count) == [got[row] for row in order]
+    for row in range(6):
+        assert likeliest(logits[row : row + 1], count) == [got[row]]
+
+
+def test_tokens_that_the_temperature_makes_equal_go_by_id() -> None:
+    """The order is that of z: two logits may have one quotient."""
+    below, above = np.float32(3.0), np.nextafter(np.float32(3.0), np.float32(4))
+    t = next(
+        t
+        for t in np.linspace(1, 3, 1000, dtype=np.float32)
+        if np.float32(below / t) == np.float32(above / t)
+    )
+    logits = torch.tensor([[0.0, below, above]])
+    assert likeliest(logits, 3, 1.0) == [[2, 1, 0]]
+    assert likeliest(logits, 3, float(t)) == [[1, 2, 0]]
+
+
+def test_the_likeliest_of_a_row_that_is_not_finite_leave_the_others_alone() -> None:
+    logits = numbers(10, 4, 50)
+    want = likeliest(logits, 5)
+    logits[1, 7], logits[2] = torch.nan, torch.nan
+    got = likeliest(logits, 5)
+    assert (got[0], got[3]) == (want[0], want[3])
+    assert len(got[1]) == len(got[2]) == 5
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_a_logprob_is_nan_exactly_where_its_row_is_not_finite(value: float) -> None:
+    logits = torch.cat([numbers(11, 3, 40), torch.full((2, 40), -torch.inf)])
+    logits[1, 3], logits[4, 9] = value, -1e38
+    for form in FORMS:
+        got = logprobs(logits, [0, 0, 3, 0, 0], form=form)
+        assert got.isnan().tolist() == [False, True, False, True, False]
+        assert got[4] == -torch.inf
 
 
 def test_vocabulary_shards_on_block_boundaries_give_whole_blocks() -> None:

@@ -52,6 +52,30 @@ class AttentionMetadata:
 
 
 @dataclass(frozen=True, kw_only=True)
+class EditedRows:
+    """How E of R rows of logits are edited, and the tables of S slots that say so.
+
+    ``row`` int64[E]: a row of the logits, each at most once; ``slot`` int64[E]: its row of the
+    tables. ``repetition``, ``presence``, ``frequency`` A[E] (off: 1, 0, 0). ``bias`` A[S, V]:
+    -infinity where a token is not allowed, -0.0 where it has no bias (no sum changes by it).
+    ``in_prompt`` bool[S, V] and ``counts`` int32[S, V]: the prompt's tokens, and how often each
+    token stands in the output. ``barred_row``, ``barred_token`` int64[B]: tokens that a row of
+    the logits may not draw yet, each pair at most once, in rows of E or in others.
+    """
+
+    row: torch.Tensor
+    slot: torch.Tensor
+    repetition: torch.Tensor
+    presence: torch.Tensor
+    frequency: torch.Tensor
+    bias: torch.Tensor
+    in_prompt: torch.Tensor
+    counts: torch.Tensor
+    barred_row: torch.Tensor
+    barred_token: torch.Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
 class SamplingRows:
     """How each of R rows is sampled.
 
@@ -147,7 +171,20 @@ class Logprob(Protocol):
         *,
         block_sumexp: BlockSumexp,
     ) -> torch.Tensor:
-        """A[R, V], A[R], int64[R] -> A[R]."""
+        """A[R, V], A[R], int64[R, K] -> A[R, K]: the logprobs of K tokens of each row.
+
+        A token's bits are the same for every K and whatever stands beside it.
+        """
+
+    def likeliest(
+        self, logits: torch.Tensor, temperature: torch.Tensor, count: int
+    ) -> torch.Tensor:
+        """A[R, V], A[R] -> int64[R, count]: ids by (z descending, id ascending)."""
+
+
+class LogitEdits(Protocol):
+    def __call__(self, logits: torch.Tensor, edits: EditedRows) -> None:
+        """A[R, V], edited in place."""
 
 
 class Sample(Protocol):

@@ -1,4 +1,4 @@
-"""The CPU leaf of the logprob: one function for sampled and prompt tokens."""
+"""The CPU leaf of the logprob: one function for sampled, prompt and likeliest tokens."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import torch
 from pagedctl_kernels.leaf import CallSite
 from pagedctl_kernels.machine import Machine
 from pagedctl_kernels.ops.interfaces import BlockSumexp
+from pagedctl_kernels.ops.sample.truncation import first_tokens
 from pagedctl_kernels.ops.temperature import scale_logits
 from pagedctl_kernels.ops.torch_checks import dtype_fact, expect, int_fact
 
@@ -26,20 +27,35 @@ class TorchLogprob:
         *,
         block_sumexp: BlockSumexp,
     ) -> torch.Tensor:
-        """logits A[R, V], temperature A[R], token_ids int64[R] -> A[R].
+        """logits A[R, V], temperature A[R], token_ids int64[R, K] -> A[R, K].
 
         Order: temperature, the exact maximum, one difference, block sums of exp added left to
-        right, one logarithm, one difference. T = 0 and T = 1 leave the logits as they are.
+        right, one logarithm, one difference a token. T = 0 and T = 1 leave the logits as they
+        are. A row with a NaN or +infinity, or without a finite value, gives NaN; no other does.
         """
-        expect("logprob: logits", logits, self.internal, ("R", "V"))
-        expect("logprob: temperature", temperature, self.internal, (logits.shape[0],))
-        expect("logprob: token_ids", token_ids, torch.int64, (logits.shape[0],))
-        scaled = scale_logits(logits, temperature, self.temperature_form)
+        expect("logprob: token_ids", token_ids, torch.int64, (logits.shape[0], "K"))
+        scaled = self._scaled(logits, temperature)
         shifted = scaled - scaled.amax(dim=-1, keepdim=True)
         total = fold_left(block_sumexp(shifted, block_size=self.block_size))
-        token = shifted.gather(-1, token_ids.unsqueeze(-1)).squeeze(-1)
-        log_total = torch.log(total)
+        token = shifted.gather(-1, token_ids)
+        log_total = torch.log(total).unsqueeze(-1)
         return -(log_total - token) if self.form == "blockwise" else token - log_total
+
+    def likeliest(
+        self, logits: torch.Tensor, temperature: torch.Tensor, count: int
+    ) -> torch.Tensor:
+        """logits A[R, V], temperature A[R] -> int64[R, count], count in 1..V.
+
+        The first tokens by (z descending, id ascending), z being what the logprob is of. A
+        removed token comes after all others, and so does a NaN.
+        """
+        scaled = self._scaled(logits, temperature)
+        return first_tokens(scaled.masked_fill(scaled.isnan(), -torch.inf), count)
+
+    def _scaled(self, logits: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
+        expect("logprob: logits", logits, self.internal, ("R", "V"))
+        expect("logprob: temperature", temperature, self.internal, (logits.shape[0],))
+        return scale_logits(logits, temperature, self.temperature_form)
 
 
 def fold_left(sums: torch.Tensor) -> torch.Tensor:

@@ -35,6 +35,18 @@ def kept_mask(
     return kept
 
 
+def first_tokens(scaled: torch.Tensor, count: int) -> torch.Tensor:
+    """The first *count* tokens by (z descending, id ascending), in that order: int64[R, count].
+
+    scaled A[R, V] without NaN, count in 1..V.
+    """
+    last = _largest(scaled, count)[:, -1]
+    first = _first_of_order(scaled, torch.full_like(last, count, dtype=torch.int64), last)
+    ids = first.nonzero()[:, 1].view(-1, count)
+    descending = scaled.gather(-1, ids).sort(dim=-1, descending=True, stable=True)
+    return ids.gather(-1, descending.indices)
+
+
 def relative_weights(scaled: torch.Tensor) -> torch.Tensor:
     """exp(fl(z - max)) of each token: A[R, V]."""
     return torch.exp(scaled - scaled.amax(dim=-1, keepdim=True))

@@ -1,0 +1,1 @@
+"""Edits of logits before sampling: removed tokens, bias and penalties."""
