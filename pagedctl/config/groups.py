@@ -230,7 +230,7 @@ class EngineOptions:
         default_text="0 on the CPU, 1 on a GPU",
     )
     debug_force_preemption_interval: int | None = option(
-        Integer(),
+        Integer(nonzero=True),
         "preempt a running request every N steps; negative: only while prefilling",
         default_text="off",
     )

@@ -49,6 +49,7 @@ class Integer:
 
     minimum: int | None = None
     maximum: int | None = None
+    nonzero: bool = False
     metavar: str = "INT"
 
     def parse(self, text: str) -> int:
@@ -63,12 +64,15 @@ class Integer:
             raise Broken("is out of range", self._rule())
         if self.maximum is not None and value > self.maximum:
             raise Broken("is out of range", self._rule())
+        if self.nonzero and value == 0:
+            raise Broken("is out of range", self._rule())
         return value
 
     def _rule(self) -> str:
         low = "" if self.minimum is None else f" >= {self.minimum}"
         high = "" if self.maximum is None else f" <= {self.maximum}"
-        return "an integer" + " and".join(part for part in (low, high) if part)
+        other = " other than 0" if self.nonzero else ""
+        return "an integer" + " and".join(part for part in (low, high, other) if part)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -228,6 +232,9 @@ class Pattern:
 SIZE_UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 
 
+MAX_SIZE_BYTES = (1 << 63) - 1
+
+
 @dataclass(frozen=True, kw_only=True)
 class Size:
     """Bytes: an integer, or a number with KiB, MiB or GiB. The value is an int of bytes."""
@@ -251,12 +258,15 @@ class Size:
         return self._in_range(value)
 
     def _in_range(self, size_bytes: int) -> int:
-        if size_bytes < self.minimum:
+        if not self.minimum <= size_bytes <= MAX_SIZE_BYTES:
             raise Broken("is out of range", self._rule())
         return size_bytes
 
     def _rule(self) -> str:
-        return f"bytes as an integer, or a number with KiB, MiB or GiB; at least {self.minimum}"
+        return (
+            "bytes as an integer, or a number with KiB, MiB or GiB; "
+            f"at least {self.minimum}, below 2^63"
+        )
 
 
 DURATION_UNITS = {

@@ -148,7 +148,18 @@ _COMMANDS: tuple[Command, ...] = (
             _many("prompt", Text(), "a prompt as text; repeatable"),
             _flag("chat", "a text prompt becomes one user message"),
             _many("keep", Text(metavar="FIELD"), "copy this input field to the metadata"),
-            _flag("resume", "finish an interrupted output"),
+            _flag(
+                "resume",
+                "finish an interrupted output; refused if the input, the model or an option that "
+                "decides a line is another",
+            ),
+            Option(
+                name="ray",
+                kind=Text(metavar="ADDRESS"),
+                help="serve on a Ray cluster; not in this version",
+                optional_value=True,
+            ),
+            _count("replicas", "engines of a Ray fleet; not in this version", None),
         ),
     ),
     Command(
@@ -156,7 +167,7 @@ _COMMANDS: tuple[Command, ...] = (
         help="Teacher-forced logprobs of given ids.",
         groups=(*_SWITCHED, "files", "jsonl"),
         options=_own(
-            _count("start", "first scored position", 1),
+            _count("start", "index of the first scored token in lines that do not say", 1),
             Option(
                 name="temperature",
                 kind=Number(minimum=1e-12, maximum=1e6, or_zero=True),

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from pagedctl.engine.sampler import TopRows
 from pagedctl.engine.scheduler import SequenceKey
 from pagedctl.engine.sequence import IN_FLIGHT, Sequence
 from pagedctl.engine.step_plan import ScheduledRow, StepPlan
@@ -21,13 +22,28 @@ from pagedctl_kernels.ops.interfaces import AttentionMetadata, SamplingRows
 
 
 @dataclass(frozen=True, kw_only=True)
+class ScoredPositions:
+    """N positions of a batch whose next tokens are given and scored.
+
+    ``index`` int64[N] are flat positions, ``rows`` int64[N] their rows, ``token_ids`` int64[N]
+    the tokens that follow them, ``temperature`` A[N].
+    """
+
+    index: torch.Tensor
+    rows: torch.Tensor
+    token_ids: torch.Tensor
+    temperature: torch.Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
 class StepBatch:
     """A step as tensors.
 
     ``decoder`` is the flat batch of T tokens. ``sample_index`` int64[R] are the flat positions
-    that are sampled, ``sample_rows`` int64[R] their rows, ``sampling`` how. ``last_samples``
-    are the places in those R of each row's last sample, which feeds its next step.
-    ``row_of_token`` int64[T] is the row of each token of the batch.
+    that are sampled, ``sample_rows`` int64[R] their rows, ``sampling`` how, ``top`` which of
+    them report their likeliest tokens. ``last_samples`` are the places in those R of each
+    row's last sample, which feeds its next step. ``row_of_token`` int64[T] is the row of each
+    token of the batch, ``rows`` int64[S] those of the plan.
     """
 
     decoder: DecoderBatch
@@ -35,7 +51,10 @@ class StepBatch:
     sample_rows: torch.Tensor
     last_samples: torch.Tensor
     row_of_token: torch.Tensor
+    rows: torch.Tensor
     sampling: SamplingRows
+    top: TopRows | None
+    scored: ScoredPositions | None
 
 
 class BatchRows:
@@ -61,9 +80,13 @@ class BatchRows:
         self.top_p = torch.ones(max_num_seqs, dtype=torch.float64, device=device)
         self.min_p = torch.zeros(max_num_seqs, dtype=dtype, device=device)
         self.seed = torch.zeros(max_num_seqs, dtype=torch.int64, device=device)
+        self.top_logprobs = np.zeros(max_num_seqs, dtype=np.int64)
 
     def update(self, plan: StepPlan, sequences: Mapping[SequenceKey, Sequence]) -> None:
-        """Write the rows that the plan admits and append the blocks that it hands out."""
+        """Write the rows that the plan admits and append the blocks that it hands out.
+
+        An admitted row's blocks may begin with some whose tokens are computed already.
+        """
         admitted = [row for row in plan.rows if row.admitted]
         if admitted:
             self._write_sampling(admitted, sequences)
@@ -97,7 +120,7 @@ class BatchRows:
                 block_tables=self.block_tables[rows, :table_width],
             ),
         )
-        return self._with_samples(plan, decoder, query_start_loc, self._to_device(row_of_token))
+        return self._with_samples(plan, sequences, decoder, query_start_loc, rows)
 
     def mark_faulty(self, batch: StepBatch, hidden: torch.Tensor) -> None:
         """Mark the rows of tokens whose hidden state, D[T, H], is not finite.
@@ -105,13 +128,21 @@ class BatchRows:
         Every computed token counts, not only the sampled ones: whether a later token of the
         row is reached by a non-finite value depends on how attention was tiled, the mark not.
         """
-        broken = ~torch.isfinite(hidden).all(dim=-1)
-        self.faulty[batch.row_of_token[broken]] = True
+        self._mark(batch.row_of_token, ~torch.isfinite(hidden).all(dim=-1))
+
+    def mark_scores(self, scored: ScoredPositions, logprobs: torch.Tensor) -> None:
+        """Mark the rows of scored positions whose logits were not finite: their score is NaN."""
+        self._mark(scored.rows, logprobs.isnan())
 
     def store(self, batch: StepBatch, token_ids: torch.Tensor, faulty: torch.Tensor) -> None:
         """Keep each row's last token for its next step; a row that was faulty once stays so."""
         self.last_token[batch.sample_rows[batch.last_samples]] = token_ids[batch.last_samples]
-        self.faulty[batch.sample_rows[faulty]] = True
+        self._mark(batch.sample_rows, faulty)
+
+    def _mark(self, rows: torch.Tensor, faulty: torch.Tensor) -> None:
+        """Mark each of *rows* int64[N], with repeats, that is faulty bool[N] at one place."""
+        found = torch.zeros(len(self.faulty), dtype=torch.int32, device=self.device)
+        self.faulty |= found.index_add_(0, rows, faulty.to(torch.int32)) > 0
 
     def _token_ids(
         self, plan: StepPlan, sequences: Mapping[SequenceKey, Sequence], row_of_token: np.ndarray
@@ -131,17 +162,18 @@ class BatchRows:
     def _with_samples(
         self,
         plan: StepPlan,
+        sequences: Mapping[SequenceKey, Sequence],
         decoder: DecoderBatch,
         query_start_loc: np.ndarray,
-        row_of_token: torch.Tensor,
+        plan_rows: np.ndarray,
     ) -> StepBatch:
         places = [
             (int(first) + offset, row.row, row.start + offset + 1)
             for first, row in zip(query_start_loc[:-1], plan.rows, strict=True)
             for offset in row.sample_offsets
         ]
-        table = self._to_device(np.array(places, dtype=np.int64).reshape(-1, 3))
-        index, rows, position = table.unbind(1)
+        table = np.array(places, dtype=np.int64).reshape(-1, 3)
+        index, rows, position = self._to_device(table).unbind(1)
         ends = np.cumsum([len(row.sample_offsets) for row in plan.rows])
         sampled = [len(row.sample_offsets) > 0 for row in plan.rows]
         return StepBatch(
@@ -149,7 +181,8 @@ class BatchRows:
             sample_index=index,
             sample_rows=rows,
             last_samples=self._to_device(ends[sampled] - 1),
-            row_of_token=row_of_token,
+            row_of_token=self._to_device(np.repeat(plan_rows, np.diff(query_start_loc))),
+            rows=self._to_device(plan_rows),
             sampling=SamplingRows(
                 temperature=self.temperature[rows],
                 top_k=self.top_k[rows],
@@ -158,6 +191,31 @@ class BatchRows:
                 seed=self.seed[rows],
                 position=position,
             ),
+            top=self._top(self.top_logprobs[table[:, 1]]),
+            scored=self._scored(plan, sequences, query_start_loc),
+        )
+
+    def _top(self, counts: np.ndarray) -> TopRows | None:
+        if not counts.any():
+            return None
+        return TopRows(rows=self._to_device(np.flatnonzero(counts)), counts=tuple(counts.tolist()))
+
+    def _scored(
+        self,
+        plan: StepPlan,
+        sequences: Mapping[SequenceKey, Sequence],
+        query_start_loc: np.ndarray,
+    ) -> ScoredPositions | None:
+        parts = [
+            _scored_positions(int(first), row, sequences)
+            for first, row in zip(query_start_loc[:-1], plan.rows, strict=True)
+            if row.num_scored
+        ]
+        if not parts:
+            return None
+        index, rows, token_ids = self._to_device(np.concatenate(parts, axis=1)).unbind(0)
+        return ScoredPositions(
+            index=index, rows=rows, token_ids=token_ids, temperature=self.temperature[rows]
         )
 
     def _write_sampling(
@@ -174,6 +232,7 @@ class BatchRows:
         self.top_p[index] = self._values([one.top_p for one in params], self.top_p)
         self.min_p[index] = self._values([one.min_p for one in params], self.min_p)
         self.seed[index] = self._values([sequence.seed for sequence in chosen], self.seed)
+        self.top_logprobs[[row.row for row in admitted]] = [one.top_logprobs for one in params]
 
     def _values(self, values: list[float] | list[int], like: torch.Tensor) -> torch.Tensor:
         return torch.tensor(values, dtype=like.dtype, device=self.device)
@@ -185,3 +244,17 @@ class BatchRows:
 def _known_ids(row: ScheduledRow, sequences: Mapping[SequenceKey, Sequence]) -> np.ndarray:
     tokens = sequences[row.request_id, row.sample].tokens
     return np.array(tokens[row.start : row.start + row.num_tokens], dtype=np.int64)
+
+
+def _scored_positions(
+    first: int, row: ScheduledRow, sequences: Mapping[SequenceKey, Sequence]
+) -> np.ndarray:
+    """Flat position, row and next token of each scored position of *row*: int64[3, N].
+
+    *first* is the flat position of the row's first token.
+    """
+    begin, end = row.scored_offsets
+    tokens = sequences[row.request_id, row.sample].tokens
+    index = np.arange(first + begin, first + end, dtype=np.int64)
+    following = np.array(tokens[row.start + begin + 1 : row.start + end + 1], dtype=np.int64)
+    return np.stack([index, np.full_like(index, row.row), following])

@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 
 import torch
 
 from pagedctl.config.engine_config import EngineConfig
 from pagedctl.engine.batch_rows import BatchRows
-from pagedctl.engine.block_pool import BlockPool
-from pagedctl.engine.config_checks import check_logprob_width, not_available, refuse_later
+from pagedctl.engine.block_pool import BlockPool, blocks_for
+from pagedctl.engine.config_checks import (
+    CAPPED_BY_POOL,
+    check_kv_dtype,
+    check_logprob_width,
+    refuse_later,
+)
 from pagedctl.engine.kv_cache import KVArena, block_bytes
+from pagedctl.engine.out_of_memory import refused_if_out_of_memory
 from pagedctl.engine.runner import Runner
 from pagedctl.engine.sampler import Sampler
-from pagedctl.engine.scheduler import Scheduler, SchedulerLimits, blocks_for
+from pagedctl.engine.scheduler import Scheduler, SchedulerLimits
 from pagedctl.errors import CapacityError, ConfigError, ModelError
 from pagedctl.models.binding import DecoderPlans, bind_plans
 from pagedctl.models.decoder import Decoder
 from pagedctl.models.locate import locate_model
 from pagedctl.models.resolve import ResolvedModel, resolve_model
 from pagedctl.models.spec import ModelSpec
+from pagedctl.models.tokenizer import Tokenizer, load_tokenizer
 from pagedctl.models.weights import load_weights, random_weights
 from pagedctl_kernels.catalogue import house_registry
 from pagedctl_kernels.machine import this_machine
@@ -40,6 +48,7 @@ class EngineParts:
     arena: KVArena
     scheduler: Scheduler
     runner: Runner
+    tokenizer: Tokenizer | None
     weight_bytes: int
 
 
@@ -54,19 +63,22 @@ def build_parts(config: EngineConfig, weights: Tensors | None) -> EngineParts:
     config = _with_model(config, spec)
     check_logprob_width(spec, config)
     machine = this_machine(config.device)
-    plans = bind_plans(
-        spec,
-        config.contract,
-        block_size=config.block_size,
-        machine=machine,
-        registry=house_registry(),
-    )
+    with _weights_fit(spec):
+        plans = bind_plans(
+            spec,
+            config.contract,
+            block_size=config.block_size,
+            kv_dtype=config.kv_dtype,
+            machine=machine,
+            registry=house_registry(),
+        )
     config, num_blocks = _with_pool(config, spec)
     device = torch.device(config.device)
-    tensors = _tensors(config, resolved, spec, weights, device)
     assert config.max_model_len is not None
-    decoder = Decoder(spec, plans, tensors, num_positions=config.max_model_len)
-    arena = _allocate_arena(spec, num_blocks, config.block_size, device)
+    with _weights_fit(spec):
+        tensors = _tensors(config, resolved, spec, weights, device)
+        decoder = Decoder(spec, plans, tensors, num_positions=config.max_model_len)
+    arena = _allocate_arena(spec, num_blocks, config, device)
     rows = BatchRows(
         max_num_seqs=config.max_num_seqs,
         max_blocks=blocks_for(config.max_model_len, config.block_size),
@@ -89,6 +101,7 @@ def build_parts(config: EngineConfig, weights: Tensors | None) -> EngineParts:
             sampler,
             guarded=machine if config.contract.contract.bitwise else None,
         ),
+        tokenizer=load_tokenizer(resolved.tokenizer),
         weight_bytes=sum(tensor.nbytes for tensor in tensors.values()),
     )
 
@@ -127,8 +140,7 @@ def _with_model(config: EngineConfig, spec: ModelSpec) -> EngineConfig:
     """Fill in what the model decides."""
     config = replace_auto(config, "dtype", spec.dtype, spec.dtype_origin)
     config = replace_auto(config, "kv_dtype", spec.dtype, "dtype")
-    if config.kv_dtype != spec.dtype:
-        raise not_available(config, {"kv_dtype": "it is the model's dtype"})
+    check_kv_dtype(config, spec)
     config = config.derive("model positions", max_model_len=spec.max_position_embeddings)
     config = config.derive("max_num_batched_tokens", chunk_size=config.max_num_batched_tokens)
     return config.derive("device cpu", lag=0)
@@ -146,35 +158,39 @@ def _with_pool(config: EngineConfig, spec: ModelSpec) -> tuple[EngineConfig, int
     config = config.derive("device cpu", kv_cache_memory_bytes=CPU_POOL_BYTES)
     assert config.kv_cache_memory_bytes is not None
     assert config.max_model_len is not None
-    num_blocks = config.kv_cache_memory_bytes // block_bytes(spec, config.block_size)
+    num_blocks = config.kv_cache_memory_bytes // block_bytes(spec, config)
     pool_tokens = num_blocks * config.block_size
     if pool_tokens + 1 >= config.max_model_len:
         return config, num_blocks
     if num_blocks == 0 or config.origins["max_model_len"] != "derived: model positions":
         raise _too_small(config, spec, num_blocks)
-    origins = {**config.origins, "max_model_len": "derived: pool"}
+    origins = {**config.origins, "max_model_len": CAPPED_BY_POOL}
     return replace(config, max_model_len=pool_tokens + 1, origins=origins), num_blocks
 
 
 def _allocate_arena(
-    spec: ModelSpec, num_blocks: int, block_size: int, device: torch.device
+    spec: ModelSpec, num_blocks: int, config: EngineConfig, device: torch.device
 ) -> KVArena:
-    try:
-        return KVArena(spec, num_blocks=num_blocks, block_size=block_size, device=device)
-    except (RuntimeError, MemoryError):  # torch's CPU allocator raises a plain RuntimeError
-        size_bytes = (num_blocks + 1) * block_bytes(spec, block_size)
-        raise CapacityError(
-            f"the KV pool of {size_bytes} bytes cannot be allocated",
-            where="option kv_cache_memory_bytes",
-            rule=f"{num_blocks} blocks of {block_size} tokens lie in one piece of memory",
-            remedy="lower --kv-cache-memory-bytes",
-        ) from None
+    size_bytes = (num_blocks + 1) * block_bytes(spec, config)
+    with refused_if_out_of_memory(
+        f"the KV pool of {size_bytes} bytes cannot be allocated",
+        where="option kv_cache_memory_bytes",
+        rule=f"{num_blocks} blocks of {config.block_size} tokens lie in one piece of memory",
+        remedy="lower --kv-cache-memory-bytes",
+    ):
+        return KVArena(
+            spec,
+            num_blocks=num_blocks,
+            block_size=config.block_size,
+            kv_dtype=config.kv_dtype,
+            device=device,
+        )
 
 
 def _too_small(config: EngineConfig, spec: ModelSpec, num_blocks: int) -> CapacityError:
     assert config.max_model_len is not None
     needed = blocks_for(config.max_model_len - 1, config.block_size)
-    needed_bytes = needed * block_bytes(spec, config.block_size)
+    needed_bytes = needed * block_bytes(spec, config)
     return CapacityError(
         f"the pool of {num_blocks} blocks cannot hold one request of {config.max_model_len} tokens",
         where="options kv_cache_memory_bytes and max_model_len",
@@ -196,6 +212,15 @@ def _tensors(
     if config.random_weights is not None:
         return random_weights(spec, config.random_weights, device=device)
     return load_weights(resolved, device=device).tensors
+
+
+def _weights_fit(spec: ModelSpec) -> AbstractContextManager[None]:
+    return refused_if_out_of_memory(
+        f"the weights of {spec.weight_bytes()} bytes cannot be held",
+        where=f"model {spec.name}, dtype {spec.dtype}",
+        rule="the weights lie in memory once, and again in the form that a kernel needs",
+        remedy="use a narrower --dtype, or a machine with more memory",
+    )
 
 
 def _copied(weights: Tensors, spec: ModelSpec, device: torch.device) -> Tensors:
@@ -231,6 +256,8 @@ def _limits(config: EngineConfig) -> SchedulerLimits:
         max_num_batched_tokens=config.max_num_batched_tokens,
         chunk_size=config.chunk_size,
         block_size=config.block_size,
+        prefix_cache=config.prefix_cache,
+        force_preemption_interval=config.debug_force_preemption_interval,
     )
 
 

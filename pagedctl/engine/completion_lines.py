@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from pagedctl.engine.request import Completion, RequestId
+from pagedctl.engine.request import Completion, RequestId, TopLogprobs
 from pagedctl.errors import RequestError
 from pagedctl.manifest import strict_json
 
 
-def completion_line(completion: Completion, text: str | None) -> bytes:
-    """The line of one sample, line end included; *text* is None without a tokenizer.
+def completion_line(completion: Completion) -> bytes:
+    """The line of one sample, line end included.
 
     float32 logprobs have the fewest digits that read back to the same bits. A request that
     failed mid-run has ``error`` beside the tokens that were committed.
@@ -23,7 +23,7 @@ def completion_line(completion: Completion, text: str | None) -> bytes:
         "token_ids": completion.token_ids,
         "logprobs": completion.logprobs,
         "logprob_basis": completion.logprob_basis,
-        "text": text,
+        "text": completion.text,
         "finish_reason": completion.finish_reason,
         "stop_reason": completion.stop_reason,
         "temperature": completion.temperature,
@@ -34,9 +34,21 @@ def completion_line(completion: Completion, text: str | None) -> bytes:
         "preemptions": completion.preemptions,
         "metadata": completion.metadata,
     }
+    if completion.top_logprobs is not None:
+        line["top_logprobs"] = _pairs(completion.top_logprobs)
+    if completion.prompt_logprobs is not None:
+        line["prompt_logprobs"] = completion.prompt_logprobs
     if completion.error is not None:
         line["error"] = asdict(completion.error)
     return strict_json.dumps(line) + b"\n"
+
+
+def _pairs(top: TopLogprobs) -> list[list[list[object]]]:
+    """[[[id, logprob], ...] per token]."""
+    return [
+        [[int(token), logprob] for token, logprob in zip(ids, logprobs, strict=True)]
+        for ids, logprobs in zip(top.token_ids, top.logprobs, strict=True)
+    ]
 
 
 def refusal_line(request_id: RequestId | None, error: RequestError) -> bytes:

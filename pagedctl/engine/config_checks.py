@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from pagedctl.config.engine_config import EngineConfig
-from pagedctl.config.loader import DEFAULT
 from pagedctl.errors import ConfigError, Fault, NumericsRefused
 from pagedctl.models.spec import ModelSpec
 from pagedctl.numerics.logprob_order import parse_logprob_order
 
 UNVERIFIED = "unverified"
 """The code of the warning that no profile or record covers the contract here."""
+
+CAPPED_BY_POOL = "derived: pool"
+"""The origin of a max_model_len that the pool lowered."""
 
 LATER: Mapping[str, tuple[tuple[object, ...], str]] = {
     "tp": ((1,), "it is 1"),
@@ -24,25 +26,18 @@ LATER: Mapping[str, tuple[tuple[object, ...], str]] = {
     "yarn_ramp_mask_device": ((None, "host"), "it is host"),
     "yarn_frequency_device": ((None, "host"), "it is host"),
     "swap_memory_bytes": ((None,), "it is not given"),
-    "debug_force_preemption_interval": ((None,), "it is not given"),
 }
 """Options whose other values come later: the values of this version, and the rule in words."""
 
 
 def refuse_later(config: EngineConfig) -> EngineConfig:
-    """Refuse what this version lacks, all of it at once, rather than ignore it.
-
-    Prefix sharing is on by default and not in this version: a default turns off, and an
-    explicit ``--prefix-cache`` is refused.
-    """
+    """Refuse what this version lacks, all of it at once, rather than ignore it."""
     rules = {
         name: rule for name, (values, rule) in LATER.items() if getattr(config, name) not in values
     }
-    if config.prefix_cache and config.origins["prefix_cache"] != DEFAULT:
-        rules["prefix_cache"] = "it is off"
     if rules:
         raise not_available(config, rules)
-    return config.derive("not in this version", prefix_cache=False)
+    return config
 
 
 def not_available(config: EngineConfig, rules: Mapping[str, str]) -> ConfigError:
@@ -56,6 +51,22 @@ def not_available(config: EngineConfig, rules: Mapping[str, str]) -> ConfigError
         )
         for name, rule in rules.items()
     )
+
+
+def check_kv_dtype(config: EngineConfig, spec: ModelSpec) -> None:
+    """Keys and values are kept in the model's dtype, or narrowed to one of the same range.
+
+    A key that overflows would hide its token rather than fail the request.
+    """
+    narrower = ("bfloat16",) if spec.dtype == "float32" else ()
+    if config.kv_dtype not in (spec.dtype, *narrower):
+        served = " or ".join((spec.dtype, *narrower))
+        raise ConfigError(
+            f"kv_dtype {config.kv_dtype} does not go with a {spec.dtype} model",
+            where=f"option kv_dtype, set by {config.origins['kv_dtype']}",
+            rule=f"keys and values of a {spec.dtype} model are kept in {served}",
+            remedy=f"use --kv-dtype {spec.dtype}, or auto",
+        )
 
 
 def check_logprob_width(spec: ModelSpec, config: EngineConfig) -> None:

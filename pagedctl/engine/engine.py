@@ -4,30 +4,52 @@ from __future__ import annotations
 
 import os
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Sequence as Series
 from dataclasses import asdict
+from itertools import islice
 from types import TracebackType
 
 import torch
 
 from pagedctl.config.engine_config import EngineConfig
-from pagedctl.config.groups import MAX_SEED
-from pagedctl.config.kinds import Broken, Integer
 from pagedctl.engine.build import EngineParts, build_parts
-from pagedctl.engine.completions import (
-    completion_of,
-    non_finite_failure,
-    sequences_of,
+from pagedctl.engine.commit import commit_step
+from pagedctl.engine.completions import completion_of, sequences_of
+from pagedctl.engine.engine_checks import (
+    PauseMode,
+    checked_mode,
+    checked_samples,
+    duplicate_id,
+    no_processed_scores,
+    request_limits,
+    sampling_context,
 )
+from pagedctl.engine.fault_location import FaultLocation, locate_fault
+from pagedctl.engine.live_requests import LiveRequests
 from pagedctl.engine.manifest_sections import fill_from_engine, fill_header
-from pagedctl.engine.request import Capacity, Completion, Request, RequestId, Stats
-from pagedctl.engine.request_check import RequestLimits, check_request
+from pagedctl.engine.out_of_memory import refused_if_out_of_memory
+from pagedctl.engine.request import (
+    Capacity,
+    Completion,
+    Request,
+    RequestId,
+    ScoreRequest,
+    Scores,
+    Stats,
+)
+from pagedctl.engine.request_check import check_request
 from pagedctl.engine.runner import LaunchedStep
 from pagedctl.engine.scheduler import SequenceKey, key_of
+from pagedctl.engine.scoring import (
+    check_score_request,
+    score_requests,
+    score_sequence,
+    scores_of,
+)
 from pagedctl.engine.sequence import Sequence
 from pagedctl.engine.step_plan import StepPlan
 from pagedctl.engine.step_report import StepReport
-from pagedctl.errors import ConfigError, Fault, RequestError
 from pagedctl.manifest.schema import Manifest
 from pagedctl.manifest.writer import ManifestBuilder
 from pagedctl.models.spec import ModelSpec
@@ -57,11 +79,14 @@ class Engine:
         ``run_seed`` seeds the requests that have no seed of their own. Raises ModelError,
         NumericsRefused, CapacityError or ConfigError.
         """
-        self._run_seed = _checked_seed(run_seed)
         self._parts: EngineParts = build_parts(config or EngineConfig(), weights)
+        self._context = sampling_context(self._parts, run_seed)
+        self._limits = request_limits(self._parts)
         self._unusable: str | None = None
-        self._sequences: dict[SequenceKey, Sequence] = {}
-        self._live: Counter[str] = Counter()
+        self._paused: PauseMode | None = None
+        self._scoring = False
+        self._live = LiveRequests(self._parts.scheduler)
+        self._ended: list[Sequence] = []
         self._launched: deque[LaunchedStep] = deque()
         self._steps = 0
         self._forward_tokens = 0
@@ -82,64 +107,40 @@ class Engine:
         """The built parts, for manifests and proofs."""
         return self._parts
 
-    def submit(self, request: Request) -> None:
-        """Queue a request; raises RequestError, which concerns this request alone."""
+    # -- requests ------------------------------------------------------------------------------
+
+    def submit(self, request: Request, *, samples: Series[int] | None = None) -> None:
+        """Queue a request; raises RequestError, which concerns this request alone.
+
+        *samples* are the sample numbers that are wanted (None: all n of them), each with the
+        stream that it has among all. While the engine is paused, the request is held back.
+        """
         self._require_usable()
+        self._require_no_scoring()
         request = self._checked(request)
-        assert self.config.max_model_len is not None
-        for sequence in sequences_of(
-            request,
-            run_seed=self._run_seed,
-            max_model_len=self.config.max_model_len,
-            eos_token_ids=self.spec.eos_token_ids,
-        ):
-            self._sequences[key_of(sequence)] = sequence
-            self._parts.scheduler.add(sequence)
-        self._live[str(request.id)] = request.params.n
+        for sequence in sequences_of(request, self._context, checked_samples(request, samples)):
+            self._live.add(sequence, hold=self._paused is not None)
 
     def has_unfinished(self) -> bool:
-        """Whether a request waits or runs, or a launched step is not committed yet."""
-        return bool(self._sequences) or bool(self._launched)
+        """Whether a request is not answered yet, or a launched step is not committed yet."""
+        return bool(self._live or self._launched or self._ended)
 
     def step(self) -> list[Completion]:
         """Launch one step, commit the step that is ``lag`` behind, return what finished.
 
-        Raises NumericsRefused, and runs nothing, if the process's torch settings no longer keep
-        the contract.
+        A paused engine launches nothing: it returns what ended before, then []. Raises
+        NumericsRefused, and runs nothing, if the process's torch settings no longer keep the
+        contract; CapacityError if memory for the step cannot be had.
         """
-        self._require_usable()
-        if not self.has_unfinished():
-            return []
-        self._parts.runner.require_settings()
-        self._unusable = "an exception ended a step halfway; build a new engine"
-        finished = self._run_step()
-        self._unusable = None
-        basis = self._parts.runner.sampler.basis
-        return [completion_of(sequence, basis) for sequence in finished]
-
-    def _run_step(self) -> list[Sequence]:
-        plan = self._parts.scheduler.schedule()
-        if plan.rows:
-            self._launched.append(self._parts.runner.launch(plan, self._sequences))
-        elif not self._launched:
-            raise RuntimeError("nothing can be scheduled and nothing is in flight")
-        behind = self._parts.config.lag if plan.rows else 0
-        assert behind is not None
-        committed: Counter[SequenceKey] = Counter()
-        finished: list[Sequence] = []
-        while len(self._launched) > behind:
-            self._commit(self._launched.popleft(), committed, finished)
-        self._count(plan, committed)
-        return finished
+        self._require_no_scoring()
+        return [completion_of(sequence, self._context) for sequence in self._advance()]
 
     def generate(self, requests: Iterable[Request]) -> list[Completion]:
         """Complete all requests; prompt-major, then by sample.
 
         A refused request raises RequestError before any runs. The engine must be idle.
         """
-        self._require_usable()
-        if self.has_unfinished():
-            raise RuntimeError("generate needs an idle engine; submit and step drive a busy one")
+        self._require_idle("generate", "submit and step drive a busy one")
         asked = self._all_checked(requests)
         for request in asked:
             self.submit(request)
@@ -148,15 +149,132 @@ class Engine:
             found.update({(one.id, one.sample): one for one in self.step()})
         return [found[one.id, sample] for one in asked for sample in range(one.params.n)]
 
+    # -- scores --------------------------------------------------------------------------------
+
+    def score(
+        self,
+        sequences: Series[Series[int]],
+        *,
+        start: int | Series[int] = 1,
+        temperature: float = 1.0,
+    ) -> list[Scores]:
+        """The logprobs of given sequences from *start* on, in their order.
+
+        ``result[i].logprobs`` float32[T - start] are of ``sequences[i][start:]``, each token
+        given all before it, in the engine's basis at *temperature*: bitwise what generation
+        reported for the same tokens, under a bitwise contract. Raises RequestError before
+        anything runs; a sequence that fails mid-run comes back with ``error``.
+        """
+        asked = [self.check_score(one) for one in score_requests(sequences, start, temperature)]
+        found = {one.id: one for one in self.scores(asked)}
+        return [found[place] for place in range(len(asked))]
+
+    def check_score(self, request: ScoreRequest) -> ScoreRequest:
+        """The request in normal form; raises RequestError with all its faults."""
+        if self._context.logprob_basis == "processed":
+            raise no_processed_scores()
+        return check_score_request(request, self._limits)
+
+    def scores(self, requests: Iterable[ScoreRequest]) -> Generator[Scores]:
+        """Score requests as they come, each result as it finishes, in any order.
+
+        Reads ahead as many as two full batches. The engine must be idle, and is busy until the
+        iterator ends or is closed. Raises RequestError for a request that breaks a rule.
+        """
+        self._require_idle("scores", "let it finish its requests first")
+        self._scoring = True
+        try:
+            yield from self._run_scores(iter(requests))
+        finally:
+            self._scoring = False
+            if self._unusable is None:
+                self._cancel(self._live.sequences.values())
+                self._launched.clear()
+                self._ended.clear()
+
+    def _run_scores(self, requests: Iterator[ScoreRequest]) -> Generator[Scores]:
+        asked: dict[int, ScoreRequest] = {}
+        most = 2 * self.config.max_num_seqs
+        number = 0
+        while True:
+            for request in islice(requests, most - len(asked)):
+                request = self.check_score(request)
+                sequence = score_sequence(request, number, self._context)
+                if sequence.is_scored:
+                    yield scores_of(request, sequence, self._context)
+                    continue
+                asked[number] = request
+                self._live.add(sequence, hold=False)
+                number += 1
+            if not asked:
+                return
+            for sequence in self._advance():
+                request = asked.pop(int(sequence.request.id))
+                yield scores_of(request, sequence, self._context)
+
+    # -- control -------------------------------------------------------------------------------
+
+    def cancel(self, id: RequestId | None = None) -> int:
+        """Cancel a request, None: all; how many requests that ended.
+
+        Each unfinished sample comes from the next step with finish_reason "abort" and the
+        tokens that were committed. 0 for a request that is finished, unknown, or cancelled.
+        """
+        self._require_usable()
+        self._require_no_scoring()
+        chosen = self._live.ids() if id is None else [id] if id in self._live else []
+        for one in chosen:
+            self._cancel(self._live.of(one))
+        return len(chosen)
+
+    def pause(self, mode: PauseMode) -> None:
+        """Stop sampling until :meth:`resume`; requests submitted meanwhile are held back.
+
+        ``abort``: cancel all. ``wait``: steps go on until what was submitted before has
+        finished. ``keep``: freeze; running requests keep their keys and values.
+        """
+        self._require_usable()
+        self._require_no_scoring()
+        self._paused = checked_mode(mode)
+        if mode == "abort":
+            self.cancel()
+        if mode != "wait":
+            self._drain()
+
+    def resume(self) -> None:
+        """Undo :meth:`pause`; requests that were held back follow those from before."""
+        self._paused = None
+        self._live.release_held()
+
+    def reset_prefix_cache(self) -> int:
+        """Forget every cached prefix; how many blocks that were, those in use included."""
+        return self._parts.scheduler.pool.unlink_all()
+
+    def locate_fault(self, token_ids: Series[int]) -> FaultLocation | None:
+        """Where a sequence that failed as ``non_finite`` first leaves the finite numbers.
+
+        Computes *token_ids* (prompt and output) once more, aside from what is being served;
+        None if every value is finite.
+        """
+        assert self.config.chunk_size is not None
+        return locate_fault(
+            self._parts.runner.decoder,
+            token_ids,
+            block_size=self.config.block_size,
+            kv_dtype=self.config.kv_dtype,
+            chunk_size=self.config.chunk_size,
+        )
+
+    # -- facts ---------------------------------------------------------------------------------
+
     def capacity(self) -> Capacity:
         """The KV pool: usable blocks, the tokens they hold, and the memory terms in bytes."""
-        arena, config = self._parts.arena, self._parts.config
+        arena = self._parts.arena
         kv_tokens = arena.num_blocks * arena.block_size
-        assert config.max_model_len is not None
         return Capacity(
             kv_tokens=kv_tokens,
             kv_blocks=arena.num_blocks,
-            max_concurrency_at_cap=kv_tokens / config.max_model_len,
+            max_concurrency_at_cap=kv_tokens / self._context.max_model_len,
             terms={"weights": self._parts.weight_bytes, "kv": arena.nbytes},
         )
 
@@ -165,12 +283,12 @@ class Engine:
         scheduler = self._parts.scheduler
         return Stats(
             running=len(scheduler.running),
-            waiting=len(scheduler.waiting),
+            waiting=len(scheduler.waiting) + self._live.num_held,
             free_blocks=scheduler.pool.num_free,
-            cached_blocks=0,
+            cached_blocks=scheduler.pool.num_cached,
             steps=self._steps,
             forward_tokens=self._forward_tokens,
-            prefix_hit_tokens=0,
+            prefix_hit_tokens=scheduler.prefix_hit_tokens,
             preemptions=scheduler.num_preemptions,
             output_tokens=self._output_tokens,
         )
@@ -192,10 +310,11 @@ class Engine:
     def close(self) -> None:
         """Drop unfinished requests; afterwards only what it did can be asked for."""
         if self._unusable is None:
-            for sequence in list(self._sequences.values()):
-                self._forget(sequence)
+            for sequence in list(self._live.sequences.values()):
+                self._live.forget(sequence)
+        self._live = LiveRequests(self._parts.scheduler)
         self._launched.clear()
-        self._sequences.clear()
+        self._ended.clear()
         self._unusable = "it is closed"
 
     def __enter__(self) -> Engine:
@@ -209,43 +328,67 @@ class Engine:
     ) -> None:
         self.close()
 
-    def _require_usable(self) -> None:
-        if self._unusable is not None:
-            raise RuntimeError(f"this engine cannot run: {self._unusable}")
+    # -- the loop ------------------------------------------------------------------------------
 
-    def _commit(
-        self, launched: LaunchedStep, committed: Counter[SequenceKey], finished: list[Sequence]
-    ) -> None:
-        """Give each sampled token to its sequence; what a stopped sequence overshot is dropped."""
-        tokens = launched.wait()
-        results = zip(tokens.token_ids, tokens.logprobs, tokens.faulty, strict=True)
-        for row, sequence in zip(launched.plan.rows, launched.sequences, strict=True):
-            for _ in row.sample_offsets:
-                token, logprob, faulty = next(results)
-                if sequence.is_finished:
-                    continue
-                if faulty:
-                    sequence.fail(non_finite_failure(sequence))
-                else:
-                    sequence.commit(token, logprob)
-                    committed[key_of(sequence)] += 1
-            if sequence.is_finished and self._sequences.get(key_of(sequence)) is sequence:
-                finished.append(sequence)
-                self._forget(sequence)
+    def _advance(self) -> list[Sequence]:
+        """Run one step if there is something to run; what ended since the last call."""
+        self._require_usable()
+        if self._may_run():
+            self._parts.runner.require_settings()
+            self._unusable = "an exception ended a step halfway; build a new engine"
+            with refused_if_out_of_memory(
+                "memory for a step cannot be had",
+                where="option max_num_batched_tokens",
+                rule=f"a step computes up to {self.config.max_num_batched_tokens} tokens at once",
+                remedy="lower --max-num-batched-tokens or --max-num-seqs, or the pool",
+            ):
+                self._run_step()
+            self._unusable = None
+        ended, self._ended = self._ended, []
+        return ended
 
-    def _forget(self, sequence: Sequence) -> None:
-        self._parts.scheduler.finish(sequence)
-        del self._sequences[key_of(sequence)]
-        name = str(sequence.request.id)
-        self._live[name] -= 1
-        if self._live[name] == 0:
-            del self._live[name]
+    def _may_run(self) -> bool:
+        if self._paused in ("keep", "abort"):
+            return False
+        return self._parts.scheduler.has_unfinished() or bool(self._launched)
+
+    def _run_step(self) -> None:
+        plan = self._parts.scheduler.schedule()
+        if plan.rows:
+            self._launched.append(self._parts.runner.launch(plan, self._live.sequences))
+        elif not self._launched:
+            raise RuntimeError("nothing can be scheduled and nothing is in flight")
+        assert self.config.lag is not None
+        self._count(plan, self._commit(self.config.lag if plan.rows else 0))
+
+    def _commit(self, behind: int) -> Counter[SequenceKey]:
+        """Commit launched steps but the last *behind*; the output tokens of each sequence."""
+        committed: Counter[SequenceKey] = Counter()
+        while len(self._launched) > behind:
+            for row in commit_step(self._launched.popleft(), self._parts.scheduler):
+                committed[key_of(row.sequence)] += row.num_tokens
+                if row.sequence.is_finished:
+                    self._end(row.sequence)
+        self._output_tokens += committed.total()
+        return +committed
+
+    def _drain(self) -> None:
+        """Commit all that was launched, so that nothing is in flight."""
+        self._commit(0)
+
+    def _cancel(self, sequences: Iterable[Sequence]) -> None:
+        for sequence in list(sequences):
+            sequence.abort()
+            self._end(sequence)
+
+    def _end(self, sequence: Sequence) -> None:
+        self._live.forget(sequence)
+        self._ended.append(sequence)
 
     def _count(self, plan: StepPlan, committed: Counter[SequenceKey]) -> None:
         scheduler = self._parts.scheduler
         self._steps += bool(plan.rows)
         self._forward_tokens += plan.num_tokens
-        self._output_tokens += committed.total()
         self._last_step = StepReport(
             step=plan.step,
             num_rows=len(plan.rows),
@@ -256,13 +399,31 @@ class Engine:
             used_blocks=scheduler.pool.num_used,
         )
 
+    # -- checks --------------------------------------------------------------------------------
+
+    def _require_usable(self) -> None:
+        if self._unusable is not None:
+            raise RuntimeError(f"this engine cannot run: {self._unusable}")
+
+    def _require_no_scoring(self) -> None:
+        if self._scoring:
+            raise RuntimeError("the engine is scoring; end or close the iterator of scores first")
+
+    def _require_idle(self, what: str, remedy: str) -> None:
+        self._require_usable()
+        self._require_no_scoring()
+        if self._paused is not None:
+            raise RuntimeError(f"{what} needs an engine that is not paused; call resume first")
+        if self.has_unfinished():
+            raise RuntimeError(f"{what} needs an idle engine; {remedy}")
+
     def _all_checked(self, requests: Iterable[Request]) -> list[Request]:
         """Every request checked, and that no id is used twice, before any is queued."""
         checked: dict[str, Request] = {}
         for request in requests:
             one = self._checked(request)
             if str(one.id) in checked:
-                raise _duplicate_id(one.id)
+                raise duplicate_id(one.id)
             checked[str(one.id)] = one
         return list(checked.values())
 
@@ -271,31 +432,7 @@ class Engine:
 
         Whatever passes also fits: max_model_len is never more than the pool holds.
         """
-        limits = RequestLimits.of(self.spec, self.config.max_model_len)
-        checked = check_request(request, limits)
-        if str(checked.id) in self._live:
-            raise _duplicate_id(checked.id)
+        checked = check_request(request, self._limits)
+        if checked.id in self._live:
+            raise duplicate_id(checked.id)
         return checked
-
-
-def _checked_seed(run_seed: int) -> int:
-    seeds = Integer(minimum=0, maximum=MAX_SEED)
-    try:
-        return seeds.check(run_seed)
-    except Broken as broken:
-        raise ConfigError(
-            f"run_seed {run_seed} {broken.problem}",
-            where="argument run_seed",
-            rule=broken.rule,
-            remedy="give a seed in [0, 2^53)",
-        ) from None
-
-
-def _duplicate_id(request_id: RequestId) -> RequestError:
-    fault = Fault(
-        what=f"the id {request_id!r} is in use",
-        where=f"request {request_id}, field id",
-        rule='ids are unique among live requests, 5 and "5" being one: they name the stream',
-        remedy="give each request its own id",
-    )
-    return RequestError.of_kind("duplicate_id", [fault])

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Protocol
 
-from pagedctl.engine.params_check import RequestLimits
 from pagedctl.engine.request import Request, RequestFailure, RequestId, SamplingParams
 from pagedctl.engine.request_check import check_fields, is_request_id
 from pagedctl.engine.request_faults import BrokenField, RequestFaults, spelled
+from pagedctl.engine.request_limits import RequestLimits
 from pagedctl.errors import ConfigError, RequestError, nearest
 from pagedctl.manifest import strict_json
 

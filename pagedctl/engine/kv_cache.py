@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from pagedctl.config.engine_config import EngineConfig
 from pagedctl.models.spec import ModelSpec
 
 
@@ -11,11 +12,18 @@ class KVArena:
     """Keys and values of ``num_blocks`` usable blocks and the null block behind them.
 
     Memory is one tensor [layer, key or value, block, kv_head, token, dim] whose address never
-    changes. Its content is undefined until it is written; nothing reads an unwritten slot.
+    changes, in ``kv_dtype``. Its content is undefined until it is written; nothing reads an
+    unwritten slot.
     """
 
     def __init__(
-        self, spec: ModelSpec, *, num_blocks: int, block_size: int, device: torch.device
+        self,
+        spec: ModelSpec,
+        *,
+        num_blocks: int,
+        block_size: int,
+        kv_dtype: str,
+        device: torch.device,
     ) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
@@ -27,10 +35,10 @@ class KVArena:
             block_size,
             spec.head_dim,
         )
-        self.memory = torch.empty(shape, dtype=getattr(torch, spec.dtype), device=device)
+        self.memory = torch.empty(shape, dtype=getattr(torch, kv_dtype), device=device)
 
     def layers(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Each layer's (k, v), D[num_blocks + 1, kv_heads, block_size, head_dim]."""
+        """Each layer's (k, v), [num_blocks + 1, kv_heads, block_size, head_dim]."""
         return [(layer[0], layer[1]) for layer in self.memory]
 
     @property
@@ -38,6 +46,6 @@ class KVArena:
         return self.memory.nbytes
 
 
-def block_bytes(spec: ModelSpec, block_size: int) -> int:
+def block_bytes(spec: ModelSpec, config: EngineConfig) -> int:
     """Bytes of one block over all layers."""
-    return spec.kv_bytes_per_token() * block_size
+    return spec.kv_bytes_per_token(dtype=config.kv_dtype) * config.block_size

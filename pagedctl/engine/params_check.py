@@ -1,59 +1,27 @@
-"""The sampling fields of a request: the rule of each, and which come later. No torch."""
+"""The sampling fields of a request: the rule of each. No torch."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
 from pagedctl.config.groups import SamplingOptions
 from pagedctl.config.kinds import Boolean, Broken, Integer, Kind, Number
 from pagedctl.config.options import options_of
-from pagedctl.engine.request import Request, SamplingParams
+from pagedctl.engine.params_together import check_together
+from pagedctl.engine.request import SamplingParams
 from pagedctl.engine.request_faults import BrokenField, RequestFaults, plain, spelled
-from pagedctl.errors import ConfigError, Fault
-from pagedctl.models.spec import ModelSpec
-
-LATER_FIELDS = (
-    "min_tokens",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "stop",
-    "include_stop",
-    "logit_bias",
-    "allowed_token_ids",
-    "top_logprobs",
-    "prompt_logprobs",
-    "cache_salt",
-)
-"""Fields that are checked, and that this version serves with their defaults only."""
+from pagedctl.engine.request_limits import RequestLimits
+from pagedctl.errors import ConfigError
 
 MOST_TOP_LOGPROBS = 1000
+MOST_FLOAT32 = (2 - 2.0**-23) * 2.0**127
+LEAST_FLOAT32 = 2.0**-126
+"""Logits are float32, and so is what edits them: it is neither infinite there nor zero."""
+
+_BIAS = Number(minimum=-MOST_FLOAT32, maximum=MOST_FLOAT32)
 _OPTIONS = options_of(SamplingOptions)
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, kw_only=True)
-class RequestLimits:
-    """What bounds a request, in tokens.
-
-    Prompt and stop ids are below ``input_vocab_size``, ids that edit logits below
-    ``output_vocab_size``; a prompt is shorter than ``max_model_len``.
-    """
-
-    input_vocab_size: int
-    output_vocab_size: int
-    max_model_len: int
-
-    @classmethod
-    def of(cls, spec: ModelSpec, max_model_len: int | None) -> RequestLimits:
-        """Those of a model; *max_model_len* None stands for the model's positions."""
-        return cls(
-            input_vocab_size=spec.input_vocab_size,
-            output_vocab_size=spec.output_vocab_size,
-            max_model_len=max_model_len or spec.max_position_embeddings,
-        )
 
 
 Rule = Callable[[str, object, RequestLimits], object]
@@ -71,8 +39,11 @@ def check_params(
     for name, value in values.items():
         with faults.collecting(name):
             checked[name] = RULES[name](name, plain(value), limits)
-            refuse_later(name, checked[name], SamplingParams)
-    return SamplingParams(**checked) if len(checked) == len(values) and not faults else None
+    if len(checked) < len(values) or faults:
+        return None
+    params = SamplingParams(**checked)
+    check_together(params, limits, faults)
+    return None if faults else params
 
 
 def params_of_options(options: Mapping[str, object]) -> SamplingParams:
@@ -82,28 +53,14 @@ def params_of_options(options: Mapping[str, object]) -> SamplingParams:
     its own.
     """
     given = {name: options[name] for name in _OPTIONS if name != "seed"}
-    faults: list[Fault] = []
-    for name, value in given.items():
-        try:
-            refuse_later(name, value, SamplingParams)
-        except BrokenField as broken:
-            where = f"option {_OPTIONS[name].flag}"
-            faults.append(
-                Fault(what=broken.what, where=where, rule=broken.rule, remedy=broken.remedy)
-            )
-    if faults:
-        raise ConfigError.of(faults)
-    return SamplingParams(**given)  # type: ignore[arg-type]
-
-
-def refuse_later(name: str, value: object, owner: type[SamplingParams] | type[Request]) -> None:
-    """Raise BrokenField where this version serves only *owner*'s default of the field *name*."""
-    if name in LATER_FIELDS and value != _defaults(owner)[name]:
-        raise BrokenField(
-            f"{name} {spelled(value)} is not available in this version",
-            rule=f"this version serves {name} {spelled(_defaults(owner)[name])}",
-            remedy=f"leave {name} out",
+    if "" in given["stop"]:  # type: ignore[operator]
+        raise ConfigError(
+            "--stop is empty",
+            where="option stop",
+            rule="a stop text has at least one character",
+            remedy="name a text, or leave --stop out",
         )
+    return SamplingParams(**given)  # type: ignore[arg-type]
 
 
 def check_token_ids(name: str, value: object, vocab_size: int, vocabulary: str) -> tuple[int, ...]:
@@ -145,10 +102,6 @@ def _bad_id(
         remedy="use ids of this model's tokenizer",
         kind="out_of_vocabulary",
     )
-
-
-def _defaults(owner: type) -> dict[str, object]:
-    return {one.name: one.default for one in fields(owner)}
 
 
 def of_kind(name: str, value: object, kind: Kind) -> Any:
@@ -214,8 +167,20 @@ def _logit_bias(name: str, value: object, limits: RequestLimits) -> tuple[tuple[
             raise _bad_id(
                 f"{name}[{index}][0]", token, 0, limits.output_vocab_size, "output vocabulary"
             )
-        biases.append((token, of_kind(f"{name}[{index}][1]", bias, Number())))  # type: ignore[arg-type]
+        biases.append((token, of_kind(f"{name}[{index}][1]", bias, _BIAS)))  # type: ignore[arg-type]
+    _refuse_repeated(name, [token for token, _ in biases])
     return tuple(biases)
+
+
+def _refuse_repeated(name: str, tokens: Sequence[int]) -> None:
+    if len(set(tokens)) == len(tokens):
+        return
+    index = next(n for n, token in enumerate(tokens) if token in tokens[:n])
+    raise BrokenField(
+        f"{name}[{index}][0] is {tokens[index]}, which has a bias already",
+        rule=f"{name} names a token once",
+        remedy="add its biases up",
+    )
 
 
 def _top_logprobs(name: str, value: object, limits: RequestLimits) -> int:
@@ -232,7 +197,7 @@ RULES: Mapping[str, Rule] = {
     "top_p": _option("top_p"),
     "top_k": _top_k,
     "min_p": _option("min_p"),
-    "repetition_penalty": _kind(Number(above=0)),
+    "repetition_penalty": _kind(Number(minimum=LEAST_FLOAT32, maximum=MOST_FLOAT32)),
     "presence_penalty": _kind(Number(minimum=-2, maximum=2)),
     "frequency_penalty": _kind(Number(minimum=-2, maximum=2)),
     "seed": _option("seed", optional=True),

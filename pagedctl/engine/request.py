@@ -68,6 +68,17 @@ class Request:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TopLogprobs:
+    """The K likeliest tokens at each of N output positions, ties to the lowest id.
+
+    ``token_ids`` int32[N, K] and ``logprobs`` float32[N, K], the likeliest first.
+    """
+
+    token_ids: Ids
+    logprobs: Floats
+
+
+@dataclass(frozen=True, kw_only=True)
 class RequestFailure:
     """Why a request has no complete answer; ``kind`` as in an error line, e.g. non_finite."""
 
@@ -83,9 +94,12 @@ class Completion:
     """One sample of one request.
 
     ``token_ids`` int32[N] and ``logprobs`` float32[N] have equal length always; a sampled stop
-    token is in both. ``stop_reason`` is the stop token's id, or None. ``seed`` is the one used.
-    A request that failed mid-run has ``error`` set, ``finish_reason`` None, and keeps the
-    tokens that were committed before.
+    token is in both. ``text`` is cut at a stop text and has none of a stop token; None without
+    a tokenizer. ``stop_reason`` is the stop token's id, the stop text, or None. ``seed`` is the
+    one used. ``cached_tokens`` are the tokens whose keys and values were found in the prefix
+    cache when the sample was first admitted. ``prompt_logprobs`` float32[len(prompt) - 1] and
+    ``top_logprobs`` are None unless asked for. A request that failed mid-run has ``error`` set,
+    ``finish_reason`` None, and keeps the tokens that were committed before.
     """
 
     id: RequestId
@@ -95,6 +109,7 @@ class Completion:
     token_ids: Ids
     logprobs: Floats
     logprob_basis: str
+    text: str | None
     finish_reason: FinishReason | None
     stop_reason: int | str | None
     temperature: float
@@ -103,7 +118,45 @@ class Completion:
     weight_version_last: int
     cached_tokens: int
     preemptions: int
+    top_logprobs: TopLogprobs | None = None
+    prompt_logprobs: Floats | None = None
     metadata: Mapping[str, object] | None = None
+    error: RequestFailure | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoreRequest:
+    """A sequence whose tokens are to be scored: those from index ``start`` on.
+
+    ``id`` and ``sample`` are echoed. ``temperature`` 0 scores as 1 does.
+
+    Example: ``ScoreRequest(id="q17", token_ids=(785, 6722, 315, 9), start=3)`` asks for the
+    logprob of token 9 given the three before it.
+    """
+
+    id: RequestId
+    token_ids: tuple[int, ...]
+    start: int = 1
+    temperature: float = 1.0
+    sample: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scores:
+    """The logprobs of a given sequence: ``logprobs[i]`` float32 is that of ``token_ids[start + i]``
+    given all tokens before it.
+
+    With ``error`` set, ``logprobs`` is empty.
+    """
+
+    id: RequestId
+    sample: int
+    start: int
+    temperature: float
+    logprob_basis: str
+    logprobs: Floats
+    weight_version_first: int
+    weight_version_last: int
     error: RequestFailure | None = None
 
 
@@ -119,7 +172,12 @@ class Capacity:
 
 @dataclass(frozen=True, kw_only=True)
 class Stats:
-    """Counters since the engine was built, and its present load."""
+    """Counters since the engine was built, and its present load.
+
+    ``free_blocks`` can be handed out; those of them that still hold a cached prefix are in
+    ``cached_blocks`` too. ``prefix_hit_tokens`` were not computed because their blocks were
+    found, at first admissions and after preemptions.
+    """
 
     running: int
     waiting: int

@@ -5,14 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import fields
 
-from pagedctl.engine.params_check import (
-    RequestLimits,
-    check_params,
-    check_token_ids,
-    refuse_later,
-)
+from pagedctl.engine.params_check import check_params, check_token_ids
 from pagedctl.engine.request import Request, RequestId, SamplingParams
 from pagedctl.engine.request_faults import BrokenField, RequestFaults, plain, spelled
+from pagedctl.engine.request_limits import RequestLimits
 from pagedctl.manifest import strict_json
 
 __all__ = ["RequestLimits", "check_fields", "check_id", "check_request", "is_request_id"]
@@ -113,19 +109,13 @@ def _prompt(name: str, value: object, limits: RequestLimits) -> tuple[int, ...]:
             kind="empty_prompt",
         )
     if len(ids) >= limits.max_model_len:
-        raise BrokenField(
-            f"the prompt has {len(ids)} tokens, max_model_len is {limits.max_model_len}",
-            rule="a prompt is shorter than max_model_len, so that one token can follow",
-            remedy="shorten the prompt, or give a larger --max-model-len",
-            kind="too_long",
-        )
+        raise limits.too_long(f"the prompt has {len(ids)} tokens", len(ids))
     return ids
 
 
 def _salt(value: object) -> str | None:
     if value is not None and not isinstance(value, str):
         raise BrokenField(f"cache_salt {spelled(value)} is not text", rule="cache_salt: a string")
-    refuse_later("cache_salt", value, Request)
     return value
 
 

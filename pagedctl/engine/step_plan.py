@@ -13,8 +13,11 @@ class ScheduledRow:
     """One sequence's share of a step.
 
     Tokens ``[start, start + num_tokens)`` are computed. ``sample_offsets`` are the offsets in
-    that range at which a token is sampled: usually none, or the last. ``admitted`` marks a
-    sequence whose row must be written in full; else only ``new_blocks`` were appended.
+    that range at which a token is sampled: usually none, or the last. ``scored_offsets``
+    [first, end) are those whose next token, which is known, is scored. ``admitted`` marks a
+    sequence whose row must be written in full, ``new_blocks`` being all of its blocks (those
+    found in the prefix cache first); else ``new_blocks`` were appended. ``preemptions`` counts
+    those of the sequence before: a result may come back after one more.
 
     Example: a decode of a 41-token sequence, ``start=40, num_tokens=1, sample_offsets=(0,)``.
     """
@@ -27,6 +30,13 @@ class ScheduledRow:
     sample_offsets: tuple[int, ...]
     new_blocks: tuple[int, ...]
     admitted: bool
+    scored_offsets: tuple[int, int] = (0, 0)
+    preemptions: int = 0
+
+    @property
+    def num_scored(self) -> int:
+        first, end = self.scored_offsets
+        return end - first
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -100,6 +100,10 @@ class FakeEngine:
     def capacity(self) -> Capacity:
         return Capacity(kv_tokens=640, kv_blocks=40, max_concurrency_at_cap=2.5, terms={})
 
+    def reset_prefix_cache(self) -> int:
+        dropped, self.cached_blocks = self.cached_blocks, 0
+        return dropped
+
     def _completion(
         self, request: Request, sample: int, count: int, *, failed: bool = False
     ) -> Completion:
@@ -112,6 +116,7 @@ class FakeEngine:
             token_ids=np.zeros(count, dtype=np.int32),
             logprobs=np.zeros(count, dtype=np.float32),
             logprob_basis="scaled",
+            text=None,
             finish_reason=None if failed else "stop" if stopped else "length",
             stop_reason=None,
             temperature=1.0,

@@ -8,7 +8,7 @@ import pytest
 
 from pagedctl.bench.jsonl_workload import read_jsonl_workload
 from pagedctl.engine.jsonl import LineRules
-from pagedctl.engine.params_check import RequestLimits
+from pagedctl.engine.request_limits import RequestLimits
 from pagedctl.engine.request import SamplingParams
 from pagedctl.errors import ConfigError
 

@@ -9,6 +9,8 @@ import pytest
 from pagedctl.bench.metrics import BenchResult
 from pagedctl.bench.run import run_bench
 from pagedctl.bench.workloads import Workload, load_workload
+from pagedctl.config.engine_config import EngineConfig
+from pagedctl.engine.engine import Engine
 from pagedctl.engine.request import Request, SamplingParams
 from tests.bench.fake_engine import FAILURE, Clock, FakeEngine
 
@@ -175,9 +177,22 @@ def test_the_peak_of_memory_is_that_of_all_repeats() -> None:
     assert result.metrics["peak_device_mib"] == 9
 
 
-def test_a_warm_prefix_cache_is_not_measured() -> None:
-    with pytest.raises(RuntimeError, match="prefix cache holds"):
-        bench(decode(), FakeEngine(Clock(), cached_blocks=1))
+def test_every_run_starts_with_a_cold_prefix_cache() -> None:
+    """Every run serves the same prompts: a warm cache would turn its prefills into hits."""
+    prompt = tuple(range(3, 53))
+    requests = tuple(
+        Request(
+            id=number,
+            prompt_token_ids=prompt,
+            params=SamplingParams(max_tokens=4, ignore_eos=True),
+        )
+        for number in range(3)
+    )
+    workload = replace(decode(), requests=requests)
+    with Engine(EngineConfig(model="embedded")) as engine:
+        result = run_bench(engine, workload, warmup=1, repeats=2)
+    assert result.samples["forward_tokens"] == [53 + 2 * 5] * 2  # followers find 48 of 50
+    assert result.samples["prefix_hit_tokens"] == [2 * 48] * 2
 
 
 @pytest.mark.parametrize(

@@ -76,6 +76,8 @@ def test_text_is_parsed(kind: Kind, text: str, value: object) -> None:
         (IntegerChoice(values=(16,)), 17, "is not among the allowed values"),
         (IntegerChoice(values=(0, 1)), True, "is not among the allowed values"),
         (Size(), 0, "is out of range"),
+        (Size(), 1 << 63, "is out of range"),
+        (Size(), "1000000000000GiB", "is out of range"),
         (Size(), 1.5, "is not a size"),
         (Size(), "1GB", "is not a size"),
         (Size(), "-1", "is not a size"),

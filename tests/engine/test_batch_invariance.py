@@ -5,13 +5,17 @@ Each leg counts what it exercised; a leg that exercised nothing fails.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from pagedctl.engine.engine import Engine
 from pagedctl.engine.request import Request, SamplingParams
 from tests.engine.harness import Key, Trace, assert_same_bits, run, tiny_engine
 from tests.reference.tiny_models import FAMILIES, VOCAB, tiny_model
@@ -22,31 +26,37 @@ DTYPES = {
     "float16": torch.float16,
     "float64": torch.float64,
 }
-SAMPLINGS = (
+SAMPLINGS: tuple[dict[str, Any], ...] = (
     {"temperature": 0.0},
-    {"temperature": 1.0},
-    {"temperature": 0.7, "top_p": 0.9},
+    {"temperature": 1.0, "top_logprobs": 4},
+    {"temperature": 0.7, "top_p": 0.9, "prompt_logprobs": True},
     {"temperature": 1.3, "top_k": 12},
-    {"temperature": 1.0, "top_k": 30, "top_p": 0.8},
+    {"temperature": 1.0, "top_k": 30, "top_p": 0.8, "stop": ("ab", "q")},
+    {"repetition_penalty": 1.3, "presence_penalty": 0.7, "min_p": 0.02},
+    {"frequency_penalty": -0.6, "logit_bias": ((5, 2.0), (7, -3.0)), "temperature": 0.0},
+    {"allowed_token_ids": tuple(range(30, 70)), "top_logprobs": 2, "prompt_logprobs": True},
+    {"min_tokens": 6, "repetition_penalty": 0.8},
+    {"n": 2, "temperature": 0.9, "prompt_logprobs": True},
 )
+PIECES = ["<unk>", *(chr(ord("a") + place % 26) * (place // 26 + 1) for place in range(VOCAB - 1))]
+STEMS = np.random.default_rng(99).integers(1, VOCAB, (2, 16))
+"""Prompts begin with one of these, so that some of them share blocks."""
 
 
 def request(
     number: int, rng: np.random.Generator, *, tokens: int = 12, longest_prompt: int = 30
 ) -> Request:
     """A random request; every second one may stop early."""
-    sampling: dict[str, Any] = dict(SAMPLINGS[number % len(SAMPLINGS)])
+    sampling = SAMPLINGS[number % len(SAMPLINGS)]
     stops = rng.integers(0, VOCAB, 16).tolist() if number % 2 else []
+    ids = rng.integers(1, VOCAB, rng.integers(2, longest_prompt + 1))
+    shared = min(int(rng.integers(0, 17)), len(ids))
+    ids[:shared] = STEMS[number % 2][:shared]
     return Request(
         id=number,
-        prompt_token_ids=tuple(
-            rng.integers(1, VOCAB, rng.integers(2, longest_prompt + 1)).tolist()
-        ),
+        prompt_token_ids=tuple(ids.tolist()),
         params=SamplingParams(
-            seed=1000 + number,
-            max_tokens=tokens,
-            stop_token_ids=tuple(stops),
-            **sampling,
+            seed=1000 + number, max_tokens=tokens, stop_token_ids=tuple(stops), **sampling
         ),
     )
 
@@ -56,18 +66,30 @@ def requests(count: int, seed: int, **shape: int) -> list[Request]:
     return [request(number, rng, **shape) for number in range(count)]
 
 
+def build(folder: Path, family: str, dtype: str, **options: Any) -> Engine:
+    chosen = {"dtype": DTYPES[dtype], "block_size": 4, "pieces": PIECES, **options}
+    return tiny_engine(tiny_model(family), folder, **chosen)
+
+
 def alone(asked: list[Request], folder: Path, dtype: str, family: str) -> Trace:
-    """Every request by itself, in one engine, one after the other."""
+    """Every sample of every request by itself and cold, in one engine, one after the other."""
     trace = Trace()
-    model = tiny_model(family)
-    options: dict[str, Any] = {"dtype": DTYPES[dtype], "block_size": 4}
-    with tiny_engine(model, folder, **options) as engine:
+    with build(folder, family, dtype, prefix_cache=False, max_num_seqs=1) as engine:
         for one in asked:
             own = run(engine, [one])
-            assert own.max_rows == 1
+            assert (own.max_rows, own.hit_tokens, own.preemptions) == (1, 0, 0)
             trace.completions |= own.completions
             trace.logits |= own.logits
     return trace
+
+
+@cache
+def ten(family: str, dtype: str, longest_prompt: int, tokens: int) -> tuple[list[Request], Trace]:
+    """Ten requests, and what each gives by itself."""
+    shape = {"longest_prompt": longest_prompt, "tokens": tokens}
+    asked = requests(10, FAMILIES.index(family), **shape)
+    with TemporaryDirectory() as folder:
+        return asked, alone(asked, Path(folder), dtype, family)
 
 
 def assert_equal_traces(packed: Trace, single: Trace) -> None:
@@ -88,6 +110,7 @@ def rows(trace: Trace, key: Key, count: int) -> list[torch.Tensor]:
 
 LEGS: dict[str, dict[str, Any]] = {
     "packed": {},
+    "no cache": {"prefix_cache": False},
     "chunks": {"chunk_size": 3, "max_num_batched_tokens": 16},
     "tiny budget": {"max_num_batched_tokens": 5},
     "few rows": {"max_num_seqs": 3},
@@ -96,41 +119,52 @@ LEGS: dict[str, dict[str, Any]] = {
     "lag 1, small pool, chunks": {"lag": 1, "pool_blocks": 12, "chunk_size": 5},
     "block 16": {"block_size": 16},
     "block 1": {"block_size": 1},
+    "a preemption every step": {"debug_force_preemption_interval": 1},
+    "a preemption every third step, lag 1": {"debug_force_preemption_interval": 3, "lag": 1},
+    "preempted in the prompt": {"debug_force_preemption_interval": -1, "chunk_size": 2},
+    "preempted in the prompt, lag 1": {
+        "debug_force_preemption_interval": -2,
+        "chunk_size": 3,
+        "lag": 1,
+        "prefix_cache": False,
+    },
 }
 
 
-@pytest.mark.parametrize("dtype", list(DTYPES))
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("leg", list(LEGS))
+def cases() -> Iterator[Any]:
+    """Every leg, family and dtype; by default each leg meets every family and dtype once."""
+    for place, leg in enumerate(LEGS):
+        for second, family in enumerate(FAMILIES):
+            for third, dtype in enumerate(DTYPES):
+                quick = (place + second + third) % len(DTYPES) == 0
+                marks = () if quick else (pytest.mark.slow,)
+                yield pytest.param(leg, family, dtype, marks=marks)
+
+
+@pytest.mark.parametrize(("leg", "family", "dtype"), list(cases()))
 def test_a_request_has_the_same_bits_alone_and_in_any_batch(
     tmp_path: Path, leg: str, family: str, dtype: str
 ) -> None:
     """vllm-project/vllm#32480: equality of fp32 logprobs, batches proven to form."""
-    seed = list(LEGS).index(leg) * 10 + FAMILIES.index(family)
+    options = LEGS[leg]
     # Short prompts and long outputs outgrow a small pool after they were admitted.
-    shape = {"tokens": 24, "longest_prompt": 12} if "pool_blocks" in LEGS[leg] else {}
-    asked = requests(10, seed, **shape)
-    single = alone(asked, tmp_path / "alone", dtype, family)
-    options = {"block_size": 4, **LEGS[leg]}
-    pool_blocks = options.pop("pool_blocks", None)
-    model = tiny_model(family)
-    if pool_blocks is not None:
-        config = model.config
-        token_bytes = 2 * config["num_hidden_layers"] * config["num_key_value_heads"] * 16
-        token_bytes *= DTYPES[dtype].itemsize
-        options["kv_cache_memory_bytes"] = pool_blocks * options["block_size"] * token_bytes
-    rng = np.random.default_rng(seed)
+    asked, single = ten(family, dtype, *((8, 36) if "pool_blocks" in options else (30, 12)))
+    rng = np.random.default_rng(list(LEGS).index(leg))
     arrivals = {number: int(rng.integers(0, 7)) for number in range(len(asked))}
-    with tiny_engine(model, tmp_path / leg, dtype=DTYPES[dtype], **options) as engine:
+    with build(tmp_path, family, dtype, **options) as engine:
         packed = run(engine, asked, arrivals=arrivals)
+        warm = run(engine, asked[::-1], arrivals=arrivals)
     assert packed.max_rows > 1
     if "chunk_size" in options or "max_num_batched_tokens" in options:
         assert packed.chunk_splits > 0
-    if pool_blocks is not None:
+    if "pool_blocks" in options or "debug_force_preemption_interval" in options:
         assert packed.preemptions > 0
     if options.get("lag"):
         assert packed.overshoots > 0
+    if options.get("block_size", 4) <= 4:
+        assert (packed.hit_tokens > 0) == options.get("prefix_cache", True)
     assert_equal_traces(packed, single)
+    assert_equal_traces(warm, single)
 
 
 def test_sixty_four_resident_requests_keep_their_bits_every_time(tmp_path: Path) -> None:
@@ -138,7 +172,7 @@ def test_sixty_four_resident_requests_keep_their_bits_every_time(tmp_path: Path)
     rng = np.random.default_rng(4)
     asked = [request(number, rng, tokens=20) for number in range(64)]
     single = alone(asked, tmp_path / "alone", "float32", "qwen3")
-    with tiny_engine(tiny_model("qwen3"), tmp_path / "all", dtype=torch.float32) as engine:
+    with build(tmp_path / "all", "qwen3", "float32", block_size=16) as engine:
         for _ in range(3):
             packed = run(engine, asked)
             assert packed.max_rows >= 48

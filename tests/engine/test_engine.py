@@ -13,6 +13,7 @@ import torch
 from pagedctl.config.engine_config import EngineConfig
 from pagedctl.engine.completions import sequences_of
 from pagedctl.engine.engine import Engine
+from pagedctl.engine.engine_checks import sampling_context
 from pagedctl.engine.request import Request, SamplingParams
 from pagedctl.engine.scheduler import key_of
 from pagedctl.engine.step_plan import ScheduledRow, StepPlan
@@ -68,7 +69,7 @@ def test_several_positions_of_one_request_are_sampled_in_one_step(tmp_path: Path
         }
     with tiny_engine(model, tmp_path / "whole", dtype=torch.float32) as engine:
         request = Request(id="whole", prompt_token_ids=PROMPT, params=params)
-        (sequence,) = sequences_of(request, run_seed=0, max_model_len=64, eos_token_ids=())
+        (sequence,) = sequences_of(request, sampling_context(engine.parts, 0))
         row = ScheduledRow(
             request_id="whole",
             sample=0,
@@ -115,7 +116,6 @@ def test_an_explicit_length_that_cannot_fit_is_refused_at_construction(tmp_path:
         {"device": "cuda"},
         {"topology_invariant": True},
         {"gpu_memory_utilization": 0.5},
-        {"debug_force_preemption_interval": 4},
         {"kv_dtype": "float16"},
         {"tp_layout": "column"},
         {"yarn_frequency_device": "cpu"},
@@ -197,13 +197,18 @@ def test_all_that_this_version_lacks_is_refused_together(tmp_path: Path) -> None
     assert [fault.what.split()[0] for fault in caught.value.faults] == ["tp", "tp_layout"]
 
 
-def test_prefix_sharing_is_off_and_says_so(tmp_path: Path) -> None:
-    with tiny_engine(tiny_model("llama"), tmp_path, dtype=torch.float32) as engine:
-        assert engine.config.prefix_cache is False
-        assert engine.config.origins["prefix_cache"] == "derived: not in this version"
-    path = tiny_model("llama").write_config(tmp_path)
-    with pytest.raises(ConfigError, match="prefix_cache True is not available"):
-        Engine(EngineConfig.load(model=path, prefix_cache=True))
+def test_prefix_sharing_is_on_unless_it_is_switched_off(tmp_path: Path) -> None:
+    """vllm-project/vllm#3251 and others: on by default, hence in every other test too."""
+    request = Request(id=0, prompt_token_ids=PROMPT, params=SamplingParams(max_tokens=2))
+    hits = {}
+    for name, options in {"default": {}, "off": {"prefix_cache": False}}.items():
+        with tiny_engine(
+            tiny_model("llama"), tmp_path / name, dtype=torch.float32, block_size=4, **options
+        ) as engine:
+            hits[name] = [engine.generate([request])[0].cached_tokens for _ in range(2)]
+            assert engine.config.origins["prefix_cache"] == ("argument" if options else "default")
+            assert engine.reset_prefix_cache() == (0 if options else 3)
+    assert hits == {"default": [0, 12], "off": [0, 0]}
 
 
 @pytest.mark.parametrize(

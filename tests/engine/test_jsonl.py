@@ -18,8 +18,14 @@ from hypothesis import strategies as st
 from pagedctl.engine.completion_lines import completion_line, refusal_line
 from pagedctl.engine.input_lines import InputLines
 from pagedctl.engine.jsonl import KNOWN_FIELDS, LineRules, RefusedLine, read_prompts, read_requests
-from pagedctl.engine.params_check import RequestLimits
-from pagedctl.engine.request import Completion, Request, RequestFailure, SamplingParams
+from pagedctl.engine.request import (
+    Completion,
+    Request,
+    RequestFailure,
+    SamplingParams,
+    TopLogprobs,
+)
+from pagedctl.engine.request_limits import RequestLimits
 from pagedctl.errors import Fault, RequestError
 from pagedctl.manifest import strict_json
 
@@ -74,7 +80,7 @@ def refused(line: Mapping[str, Any] | str, rules: LineRules = RULES) -> RefusedL
 
 
 def test_reading_and_writing_lines_loads_no_torch() -> None:
-    names = "completion_lines input_lines jsonl params_check request_check request_faults"
+    names = "completion_lines input_lines jsonl params_check request_check request_limits scoring"
     imported = "; ".join(f"import pagedctl.engine.{name}" for name in names.split())
     heavy = "('torch', 'transformers', 'tokenizers', 'jinja2')"
     code = f"{imported}; import sys; print([name for name in {heavy} if name in sys.modules])"
@@ -288,6 +294,7 @@ def completion(**changes: Any) -> Completion:
         "token_ids": np.array([7, 2], dtype=np.int32),
         "logprobs": np.array([-0.1, -1e-7], dtype=np.float32),
         "logprob_basis": "scaled",
+        "text": None,
         "finish_reason": "stop",
         "stop_reason": 2,
         "temperature": 1.0,
@@ -302,7 +309,7 @@ def completion(**changes: Any) -> Completion:
 
 
 def test_a_completion_line_has_its_fields_in_order() -> None:
-    line = completion_line(completion(), "text")
+    line = completion_line(completion(text="text"))
     assert line.endswith(b"}\n")
     assert b'"logprobs":[-0.1,-1e-7]' in line
     assert list(json.loads(line)) == [
@@ -327,12 +334,31 @@ def test_a_completion_line_has_its_fields_in_order() -> None:
 
 
 def test_text_is_null_without_a_tokenizer() -> None:
-    assert json.loads(completion_line(completion(), None))["text"] is None
+    assert json.loads(completion_line(completion()))["text"] is None
+
+
+def test_top_and_prompt_logprobs_follow_only_where_they_were_asked_for() -> None:
+    top = TopLogprobs(
+        token_ids=np.array([[7, 5], [2, 7]], dtype=np.int32),
+        logprobs=np.array([[-0.1, -2.5], [-1e-7, -np.inf]], dtype=np.float32),
+    )
+    asked = completion(top_logprobs=top, prompt_logprobs=np.array([-0.5], dtype=np.float32))
+    line = json.loads(completion_line(asked))
+    assert list(line)[-3:] == ["top_logprobs", "top_logprobs_reason", "prompt_logprobs"]
+    assert line["prompt_logprobs"] == [-0.5]
+    assert line["top_logprobs"][0] == [[7, -0.1], [5, -2.5]]
+    assert line["top_logprobs"][1] == [[2, -1e-7], [7, None]]
+    nothing = TopLogprobs(
+        token_ids=np.zeros((0, 2), dtype=np.int32), logprobs=np.zeros((0, 2), dtype=np.float32)
+    )
+    empty = completion(top_logprobs=nothing, prompt_logprobs=np.zeros(0, dtype=np.float32))
+    line = json.loads(completion_line(empty))
+    assert (line["top_logprobs"], line["prompt_logprobs"]) == ([], [])
 
 
 def test_a_failed_request_keeps_its_tokens_beside_the_error() -> None:
     failure = RequestFailure(kind="non_finite", what="w", where="x", rule="r", remedy="m")
-    found = json.loads(completion_line(completion(finish_reason=None, error=failure), None))
+    found = json.loads(completion_line(completion(finish_reason=None, error=failure)))
     assert found["token_ids"] == [7, 2]
     assert len(found["logprobs"]) == 2
     assert found["finish_reason"] is None
@@ -342,7 +368,7 @@ def test_a_failed_request_keeps_its_tokens_beside_the_error() -> None:
 def test_a_value_without_a_json_form_is_null_with_a_reason() -> None:
     """vllm-project/vllm#19661: no NaN or Infinity token ever stands in a line."""
     broken = completion(logprobs=np.array([np.nan, -np.inf], dtype=np.float32))
-    line = completion_line(broken, None)
+    line = completion_line(broken)
     found = strict_json.loads(line, where="line")
     assert isinstance(found, dict)
     assert found["logprobs"] == [None, None]
@@ -371,7 +397,8 @@ def test_a_completion_line_reads_back_to_the_same_bits(
 ) -> None:
     array = np.array(logprobs, dtype=np.float32)
     ids = np.arange(len(array), dtype=np.int32)
-    line = completion_line(completion(logprobs=array, token_ids=ids, metadata=metadata), text)
+    done = completion(logprobs=array, token_ids=ids, text=text, metadata=metadata)
+    line = completion_line(done)
     assert line.count(b"\n") == 1
     found = strict_json.loads(line, where="line")
     assert isinstance(found, dict)

@@ -6,99 +6,57 @@ Every mutant counts how often its site was reached; a mutant that never ran prov
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from pagedctl.engine import batch_rows, completions
+from pagedctl.engine import build, completions, engine
 from pagedctl.engine.batch_rows import BatchRows, StepBatch
-from pagedctl.engine.engine import Engine
-from pagedctl.engine.request import Request, SamplingParams
+from pagedctl.engine.block_pool import BlockPool
+from pagedctl.engine.prefix_index import PrefixIndex
+from pagedctl.engine.prefix_sharing import PrefixSharing
+from pagedctl.engine.prompt_scores import PromptScores
+from pagedctl.engine.runner import LaunchedStep
+from pagedctl.engine.sampler import Sampler
 from pagedctl.engine.sequence import Sequence
-from tests.engine.harness import assert_same_bits, run, tiny_engine
-from tests.reference.tiny_models import tiny_model
-
-PROMPTS = (tuple(range(3, 20)), tuple(range(40, 49)), tuple(range(60, 85)))
-
-
-class Site:
-    """Counts how often a mutated site was reached."""
-
-    def __init__(self) -> None:
-        self.reached = 0
-
-
-def greedy_oracle(folder: Path) -> None:
-    """Greedy ids equal the float64 reference, packed, in chunks."""
-    model = tiny_model("qwen3")
-    params = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
-    asked = [
-        Request(id=number, prompt_token_ids=prompt, params=params)
-        for number, prompt in enumerate(PROMPTS)
-    ]
-    with tiny_engine(model, folder, chunk_size=5, block_size=4) as engine:
-        trace = run(engine, asked)
-    for number, prompt in enumerate(PROMPTS):
-        ids, _ = model.reference().greedy(list(prompt), 8)
-        assert trace.completions[number, 0].token_ids.tolist() == ids
+from pagedctl_kernels.ops.attention import masks, units
+from pagedctl_kernels.ops.qk_norm_rope_write import torch_reference as rope
+from pagedctl_kernels.ops.sample import truncation
+from tests.engine import oracles
+from tests.engine.oracles import Oracle
+from tests.kernels.test_mutants import (
+    drop_last_key,
+    flip_kv_head,
+    ignore_offset,
+    keep_one_extra,
+    mask_off_by_one,
+    top_k_plus_one,
+)
 
 
-def stream_oracle(folder: Path) -> None:
-    """A seeded request draws the same tokens first and last in line, chunked and not."""
-    params = SamplingParams(seed=7, max_tokens=10, ignore_eos=True)
-    needle = Request(id="needle", prompt_token_ids=PROMPTS[0], params=params)
-    others = [
-        Request(id=number, prompt_token_ids=prompt, params=SamplingParams(max_tokens=10))
-        for number, prompt in enumerate(PROMPTS)
-    ]
-    model = tiny_model("qwen3")
-    with tiny_engine(model, folder / "alone", dtype=torch.float32) as engine:
-        single = run(engine, [needle]).completions["needle", 0]
-    for name, asked, chunk in (("last", [*others, needle], 64), ("chunks", [needle, *others], 4)):
-        options: dict[str, Any] = {"dtype": torch.float32, "chunk_size": chunk}
-        with tiny_engine(model, folder / name, **options) as engine:
-            trace = run(engine, asked)
-        assert trace.max_rows > 1
-        assert_same_bits(trace.completions["needle", 0], single)
+@dataclass(frozen=True)
+class Mutant:
+    """``replace(original)`` returns what stands in place of ``where.name``."""
+
+    where: Any
+    name: str
+    replace: Callable[[Any], Any]
+    oracle: Oracle
 
 
-def preemption_oracle(folder: Path) -> None:
-    """A small pool preempts, and every request still gets the tokens of an ample one."""
-    model = tiny_model("qwen3")
-    params = SamplingParams(seed=3, max_tokens=20, ignore_eos=True)
-    asked = [
-        Request(id=number, prompt_token_ids=prompt, params=params)
-        for number, prompt in enumerate(PROMPTS)
-    ]
-    block_bytes = 2 * 2 * 2 * 16 * 4 * 4
-    results = {}
-    for name, blocks in (("ample", 400), ("small", 15)):
-        options: dict[str, Any] = {"dtype": torch.float32, "block_size": 4}
-        options["kv_cache_memory_bytes"] = blocks * block_bytes
-        with tiny_engine(model, folder / name, **options) as engine:
-            results[name] = run(engine, asked)
-    assert results["small"].preemptions > 0
-    for key, done in results["small"].completions.items():
-        assert len(done.token_ids) == 20
-        assert_same_bits(done, results["ample"].completions[key])
-
-
-def mutate_batch(
-    monkeypatch: pytest.MonkeyPatch, change: Callable[[StepBatch, Any], StepBatch]
-) -> Site:
+def on_batch(change: Callable[[StepBatch, Any], StepBatch]) -> Callable[[Any], Any]:
     """Change every step's batch on its way to the model."""
-    site = Site()
-    plain = BatchRows.step_batch
 
-    def mutated(self: BatchRows, plan: Any, sequences: Any) -> StepBatch:
-        site.reached += 1
-        return change(plain(self, plan, sequences), plan)
+    def mutated(original: Any) -> Any:
+        def step_batch(self: BatchRows, plan: Any, sequences: Any) -> StepBatch:
+            return change(original(self, plan, sequences), plan)
 
-    monkeypatch.setattr(BatchRows, "step_batch", mutated)
-    return site
+        return step_batch
+
+    return mutated
 
 
 def positions_restart(batch: StepBatch, plan: Any) -> StepBatch:
@@ -112,7 +70,7 @@ def slot_offset_ignored(batch: StepBatch, plan: Any) -> StepBatch:
     return replace(batch, decoder=replace(batch.decoder, slot_mapping=slots // 4 * 4))
 
 
-def last_key_dropped(batch: StepBatch, plan: Any) -> StepBatch:
+def last_key_not_written(batch: StepBatch, plan: Any) -> StepBatch:
     slots = batch.decoder.slot_mapping.clone()
     slots[-1] = -1
     return replace(batch, decoder=replace(batch.decoder, slot_mapping=slots))
@@ -127,122 +85,184 @@ def keyed_by_row(batch: StepBatch, plan: Any) -> StepBatch:
     return replace(batch, sampling=replace(batch.sampling, seed=batch.sample_rows.clone()))
 
 
-@pytest.mark.parametrize("oracle", [greedy_oracle, stream_oracle, preemption_oracle])
-def test_the_controls_pass(tmp_path: Path, oracle: Callable[[Path], None]) -> None:
+def nothing(original: Any) -> Any:
+    return lambda *arguments, **named: None
+
+
+def tokens_forgotten(original: Any) -> Any:
+    def rewind(self: Sequence) -> None:
+        original(self)
+        del self.tokens[self.num_prompt_tokens :]
+
+    return rewind
+
+
+def blocks_kept(original: Any) -> Any:
+    return lambda self, blocks: None
+
+
+def one_seed(original: Any) -> Any:
+    return lambda seed, sample: seed
+
+
+def without_stop_tokens(original: Any) -> Any:
+    def sequences_of(*arguments: Any, **named: Any) -> list[Sequence]:
+        made: list[Sequence] = original(*arguments, **named)
+        for sequence in made:
+            sequence.stop_token_ids = frozenset()
+        return made
+
+    return sequences_of
+
+
+def faults_unseen(original: Any) -> Any:
+    def wait(self: LaunchedStep) -> Any:
+        found = original(self)
+        return replace(
+            found,
+            faulty=[False] * len(found.faulty),
+            row_faulty=[False] * len(found.row_faulty),
+        )
+
+    return wait
+
+
+def logprob_of_truncated(original: Any) -> Any:
+    def reported(self: Sampler, logits: Any, edited: Any, rows: Any) -> Any:
+        return self.plans.sample.run.truncated(edited, rows), rows.temperature
+
+    return reported
+
+
+def pool_counted_on_n(original: Any) -> Any:
+    def with_pool(config: Any, spec: Any) -> Any:
+        sized, num_blocks = original(config, spec)
+        return replace(sized, max_model_len=sized.max_model_len - 1), num_blocks
+
+    return with_pool
+
+
+def found_by_its_own_tokens(original: Any) -> Any:
+    """Whatever stands before them."""
+
+    def find(self: PrefixIndex, key: bytes, tokens: Any, parent: Any) -> Any:
+        blocks = self._by_block.values()
+        return next((one for one in blocks if one.tokens == tuple(tokens)), None)
+
+    return find
+
+
+def unsalted(original: Any) -> Any:
+    return lambda arithmetic_id, cache_salt: original(arithmetic_id, None)
+
+
+def scores_skipped(original: Any) -> Any:
+    return property(lambda self: len(self.tokens) - 1)
+
+
+def scores_shifted(original: Any) -> Any:
+    def offsets(self: PromptScores, start: int, count: int) -> tuple[int, int]:
+        first, end = original(self, start, count)
+        return (max(first - 1, 0), end - 1) if end > 1 else (first, end)
+
+    return offsets
+
+
+def scores_of_the_first_row(original: Any) -> Any:
+    def score(self: Sampler, hidden: Any, temperature: Any, token_ids: Any) -> Any:
+        return original(self, hidden[:1].expand_as(hidden), temperature, token_ids)
+
+    return score
+
+
+def scores_unscaled(original: Any) -> Any:
+    def score(self: Sampler, hidden: Any, temperature: Any, token_ids: Any) -> Any:
+        return original(self, hidden, torch.ones_like(temperature), token_ids)
+
+    return score
+
+
+def abort_forgets_the_last(original: Any) -> Any:
+    def abort(self: Sequence) -> None:
+        original(self)
+        del self.logprobs[-1:]
+
+    return abort
+
+
+def late_results_committed(original: Any) -> Any:
+    """What arrives for a sequence that was cancelled meanwhile is committed all the same."""
+
+    def commit_step(launched: LaunchedStep, scheduler: Any) -> Any:
+        for sequence in launched.sequences:
+            if sequence.finish_reason == "abort" and sequence.num_in_flight:
+                sequence.commit(1, -1.0)
+        yield from original(launched, scheduler)
+
+    return commit_step
+
+
+GREEDY, STREAM = oracles.greedy, oracles.stream
+MUTANTS = {
+    "last key dropped": Mutant(masks, "visible_keys", drop_last_key, GREEDY),
+    "causal mask off by one": Mutant(masks, "visible_keys", mask_off_by_one, GREEDY),
+    "grouped heads flipped": Mutant(units, "build_units", flip_kv_head, GREEDY),
+    "slot offset ignored by the kernel": Mutant(rope, "cache_address", ignore_offset, GREEDY),
+    "slot offset ignored": Mutant(BatchRows, "step_batch", on_batch(slot_offset_ignored), GREEDY),
+    "positions restart": Mutant(BatchRows, "step_batch", on_batch(positions_restart), GREEDY),
+    "last key not written": Mutant(BatchRows, "step_batch", on_batch(last_key_not_written), GREEDY),
+    "last token stale": Mutant(BatchRows, "store", nothing, oracles.greedy_at_lag_1),
+    "noise keyed by step": Mutant(BatchRows, "step_batch", on_batch(keyed_by_step), STREAM),
+    "noise keyed by row": Mutant(BatchRows, "step_batch", on_batch(keyed_by_row), STREAM),
+    "one stream for all samples": Mutant(completions, "sample_seed", one_seed, oracles.samples),
+    "preemption forgets tokens": Mutant(Sequence, "rewind", tokens_forgotten, oracles.preemption),
+    "blocks never come back": Mutant(BlockPool, "release", blocks_kept, oracles.preemption),
+    "top-p keeps one more": Mutant(truncation, "_first_of_order", keep_one_extra, oracles.top_p),
+    "top-k keeps one more": Mutant(truncation, "_prefix_mask", top_k_plus_one, oracles.top_k),
+    "logprob after truncation": Mutant(
+        Sampler, "_reported", logprob_of_truncated, oracles.scaled_logprobs
+    ),
+    "stop tokens ignored": Mutant(engine, "sequences_of", without_stop_tokens, oracles.stops),
+    "faults unseen": Mutant(LaunchedStep, "wait", faults_unseen, oracles.faults),
+    "fault not marked in a prompt": Mutant(BatchRows, "mark_faulty", nothing, oracles.faults),
+    "faulty blocks not tainted": Mutant(PrefixSharing, "taint", nothing, oracles.faults),
+    "pool counted on N tokens": Mutant(build, "_with_pool", pool_counted_on_n, oracles.exact_pool),
+    "found by its own tokens": Mutant(
+        PrefixIndex, "find", found_by_its_own_tokens, oracles.prefixes
+    ),
+    "salt ignored": Mutant(completions, "root_key", unsalted, oracles.salts),
+    "scored positions skipped": Mutant(Sequence, "num_skippable", scores_skipped, oracles.scores),
+    "scores shifted": Mutant(PromptScores, "offsets", scores_shifted, oracles.scores),
+    "scores of one position": Mutant(Sampler, "score", scores_of_the_first_row, oracles.scores),
+    "scores without temperature": Mutant(Sampler, "score", scores_unscaled, oracles.scores),
+    "cancel forgets a logprob": Mutant(Sequence, "abort", abort_forgets_the_last, oracles.cancels),
+    "late results committed": Mutant(
+        engine, "commit_step", late_results_committed, oracles.cancels
+    ),
+}
+
+
+@pytest.mark.parametrize("oracle", oracles.ALL, ids=lambda one: one.__name__)
+def test_the_controls_pass(tmp_path: Path, oracle: Oracle) -> None:
     oracle(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("change", "oracle"),
-    [
-        (positions_restart, greedy_oracle),
-        (slot_offset_ignored, greedy_oracle),
-        (last_key_dropped, greedy_oracle),
-        (keyed_by_step, stream_oracle),
-        (keyed_by_row, stream_oracle),
-    ],
-    ids=lambda one: one.__name__,
-)
-def test_a_wrong_batch_is_caught(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    change: Callable[[StepBatch, Any], StepBatch],
-    oracle: Callable[[Path], None],
+@pytest.mark.parametrize("mutant", MUTANTS.values(), ids=MUTANTS)
+def test_a_mutant_is_reached_and_caught(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mutant: Mutant
 ) -> None:
-    site = mutate_batch(monkeypatch, change)
-    with pytest.raises(AssertionError):
-        oracle(tmp_path)
-    assert site.reached > 0
+    assert mutant.oracle in oracles.ALL
+    reached = 0
+    original = getattr(mutant.where, mutant.name)
+    broken = mutant.replace(original)
 
+    def spy(*arguments: Any, **named: Any) -> Any:
+        nonlocal reached
+        reached += 1
+        return (broken.fget if isinstance(broken, property) else broken)(*arguments, **named)
 
-def test_a_preemption_that_forgets_tokens_is_caught(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    site = Site()
-    plain = Sequence.rewind
-
-    def forgetful(self: Sequence) -> None:
-        site.reached += 1
-        plain(self)
-        del self.tokens[self.num_prompt_tokens :]
-
-    monkeypatch.setattr(Sequence, "rewind", forgetful)
+    put = property(spy) if isinstance(broken, property) else spy
+    monkeypatch.setattr(mutant.where, mutant.name, put)
     with pytest.raises((AssertionError, RuntimeError, IndexError)):
-        preemption_oracle(tmp_path)
-    assert site.reached > 0
-
-
-def test_a_stale_last_token_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At lag 1 the sampled token feeds the next step on the device."""
-
-    def oracle(folder: Path) -> None:
-        model = tiny_model("llama")
-        params = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
-        with tiny_engine(model, folder, lag=1) as engine:
-            (done,) = engine.generate([Request(id=0, prompt_token_ids=PROMPTS[0], params=params)])
-        assert done.token_ids.tolist() == model.reference().greedy(list(PROMPTS[0]), 8)[0]
-
-    oracle(tmp_path / "control")
-    site = Site()
-
-    def stale(self: BatchRows, *arguments: Any) -> None:
-        site.reached += 1
-
-    monkeypatch.setattr(batch_rows.BatchRows, "store", stale)
-    with pytest.raises(AssertionError):
-        oracle(tmp_path / "mutant")
-    assert site.reached > 0
-
-
-def test_seeds_shared_by_all_samples_are_caught(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def oracle(folder: Path) -> None:
-        params = SamplingParams(n=4, seed=1, max_tokens=10)
-        with tiny_engine(tiny_model("qwen3"), folder) as engine:
-            done = engine.generate([Request(id=0, prompt_token_ids=PROMPTS[0], params=params)])
-        assert len({tuple(one.token_ids.tolist()) for one in done}) == 4
-
-    oracle(tmp_path / "control")
-    site = Site()
-
-    def shared(seed: int, sample: int) -> int:
-        site.reached += 1
-        return seed
-
-    monkeypatch.setattr(completions, "sample_seed", shared)
-    with pytest.raises(AssertionError):
-        oracle(tmp_path / "mutant")
-    assert site.reached == 4
-
-
-def test_a_faulty_row_fails_by_id_and_its_mates_keep_their_bits(tmp_path: Path) -> None:
-    """huggingface/trl#6166: a NaN is neither laundered into a logprob nor spread to others."""
-    model = tiny_model("qwen3")
-    poisoned = 77
-    tensors = model.tensors(torch.float32)
-    broken = dict(tensors)
-    embedding = broken["model.embed_tokens.weight"].clone()
-    embedding[poisoned] = float("nan")
-    broken["model.embed_tokens.weight"] = embedding
-    good = [
-        Request(id=n, prompt_token_ids=prompt[:9], params=SamplingParams(seed=n, max_tokens=6))
-        for n, prompt in enumerate(PROMPTS)
-    ]
-    bad = Request(id="bad", prompt_token_ids=(5, poisoned, 6), params=SamplingParams(max_tokens=6))
-    for lag in (0, 1):
-        seen = {}
-        for name, weights, asked in (("clean", tensors, good), ("broken", broken, [bad, *good])):
-            with tiny_engine(
-                model, tmp_path / f"{name}{lag}", dtype=torch.float32, lag=lag
-            ) as probe:
-                config = probe.config
-            with Engine(config, weights=weights) as engine:
-                seen[name] = run(engine, asked)
-        failed = seen["broken"].completions["bad", 0]
-        assert failed.error is not None
-        assert failed.error.kind == "non_finite"
-        assert failed.finish_reason is None
-        assert len(failed.token_ids) == len(failed.logprobs) == 0
-        for n in range(len(good)):
-            assert_same_bits(seen["broken"].completions[n, 0], seen["clean"].completions[n, 0])
+        mutant.oracle(tmp_path)
+    assert reached > 0

@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 
 from pagedctl.config.groups import SamplingOptions
 from pagedctl.config.options import options_of
-from pagedctl.engine.params_check import LATER_FIELDS, RULES, params_of_options
+from pagedctl.engine.params_check import RULES, params_of_options
 from pagedctl.engine.request import Request, SamplingParams
-from pagedctl.engine.request_check import RequestLimits, check_request
+from pagedctl.engine.request_check import check_request
+from pagedctl.engine.request_limits import PoolBound, RequestLimits
 from pagedctl.errors import ConfigError, RequestError
 
 LIMITS = RequestLimits(input_vocab_size=99, output_vocab_size=90, max_model_len=20)
@@ -275,42 +276,88 @@ def test_something_else_than_params_is_refused() -> None:
     assert refusal(request(params={"n": 1})).where.endswith("field params")
 
 
-# -- fields of a later version ---------------------------------------------------------------
-
-LATER_VALUES: dict[str, object] = {
-    "min_tokens": 1,
-    "repetition_penalty": 1.1,
-    "presence_penalty": -2,
-    "frequency_penalty": 0.5,
-    "stop": "END",
-    "include_stop": True,
-    "logit_bias": [[5, -1]],
-    "allowed_token_ids": [5],
-    "top_logprobs": 1,
-    "prompt_logprobs": True,
-}
+# -- fields over logits, texts and scores --------------------------------------------------------
 
 
-@pytest.mark.parametrize("field", LATER_FIELDS)
-def test_a_later_field_is_served_with_its_default_alone(field: str) -> None:
-    if field == "cache_salt":
-        error = refusal(request(cache_salt="a"))
-    else:
-        error = refused_params(**{field: LATER_VALUES[field]})
-    assert error.kind == "bad_field"
-    assert error.what.endswith("is not available in this version")
-    assert error.where.endswith(f"field {field}")
+@pytest.mark.parametrize(
+    ("field", "value", "found"),
+    [
+        ("min_tokens", 1, 1),
+        ("repetition_penalty", 1.1, 1.1),
+        ("presence_penalty", -2, -2.0),
+        ("frequency_penalty", 0.5, 0.5),
+        ("stop", "END", ("END",)),
+        ("stop", ["a", "END"], ("a", "END")),
+        ("include_stop", True, True),
+        ("logit_bias", [[5, -1], (6, 2.5)], ((5, -1.0), (6, 2.5))),
+        ("allowed_token_ids", np.array([5, 89]), (5, 89)),
+        ("top_logprobs", 90, 90),
+        ("prompt_logprobs", True, True),
+    ],
+)
+def test_a_field_that_is_asked_for_comes_back_in_its_own_type(
+    field: str, value: object, found: object
+) -> None:
+    given = getattr(checked(**{field: value}), field)
+    assert given == found
+    assert type(given) is type(found)
 
 
-def test_defaults_of_later_fields_are_served_in_any_spelling() -> None:
+def test_the_bound_of_top_logprobs_is_a_thousand_or_the_vocabulary() -> None:
+    wide = replace(LIMITS, output_vocab_size=5000)
+    asked = request(params=SamplingParams(top_logprobs=1000))
+    assert check_request(asked, wide).params.top_logprobs == 1000
+    with pytest.raises(RequestError, match="top_logprobs 1001"):
+        check_request(request(params=SamplingParams(top_logprobs=1001)), wide)
+    assert "90" in refused_params(top_logprobs=91).rule
+
+
+@pytest.mark.parametrize("stop", ["END", ["unknown", "stop2"]])
+def test_a_stop_text_needs_a_tokenizer(stop: object) -> None:
+    """ModelTC/LightLLM#1456: a stop text that cannot be looked for is not dropped in silence."""
+    with pytest.raises(RequestError) as caught:
+        check_request(
+            request(params=SamplingParams(stop=stop)),  # type: ignore[arg-type]
+            replace(LIMITS, has_tokenizer=False),
+        )
+    assert caught.value.where.endswith("field stop")
+    assert "no tokenizer" in caught.value.what
+    assert caught.value.remedy == "use stop_token_ids"
+
+
+def test_a_prompt_has_no_logprobs_after_truncation() -> None:
+    """thinking-machines-lab/tinker-feedback#148: a basis that a value lacks is never replaced."""
+    processed = replace(LIMITS, logprob_basis="processed")
+    with pytest.raises(RequestError) as caught:
+        check_request(request(params=SamplingParams(prompt_logprobs=True)), processed)
+    assert caught.value.where.endswith("field prompt_logprobs")
+
+
+def test_a_cache_salt_is_text() -> None:
+    for salt in (None, "", "tenant 7"):
+        assert check_request(request(cache_salt=salt), LIMITS).cache_salt == salt
+    for broken in (5, ["a"], True):
+        assert refusal(request(cache_salt=broken)).where.endswith("field cache_salt")
+
+
+def test_a_prompt_that_no_pool_holds_is_refused_in_blocks() -> None:
+    """vllm-project/vllm#39734: needed and available blocks, where the pool sets the length."""
+    limits = replace(LIMITS, pool=PoolBound(num_blocks=4, block_size=5), max_model_len=21)
+    check_request(request(prompt_token_ids=(1,) * 20), limits)
+    with pytest.raises(RequestError) as caught:
+        check_request(request(prompt_token_ids=(1,) * 21), limits)
+    assert caught.value.kind == "never_fits"
+    assert "5 blocks" in caught.value.what
+    assert "the KV pool has 4" in caught.value.what
+
+
+def test_defaults_are_served_in_any_spelling() -> None:
     spelled = {"stop": [], "logit_bias": [], "repetition_penalty": 1, "presence_penalty": 0}
     assert checked(**spelled) == SamplingParams()
 
 
 def test_every_sampling_field_has_a_rule() -> None:
     assert set(RULES) == {one.name for one in fields(SamplingParams)}
-    known = {one.name for one in (*fields(SamplingParams), *fields(Request))}
-    assert set(LATER_FIELDS) <= known
 
 
 def test_the_runs_defaults_are_the_requests_defaults() -> None:
@@ -320,11 +367,13 @@ def test_the_runs_defaults_are_the_requests_defaults() -> None:
     assert changed == replace(SamplingParams(), n=8, temperature=0.5)
 
 
-def test_a_default_of_a_later_version_is_refused_as_an_option() -> None:
+def test_an_empty_stop_text_among_the_runs_defaults_is_refused_as_an_option() -> None:
     defaults = {name: one.default for name, one in options_of(SamplingOptions).items()}
+    served = params_of_options({**defaults, "stop": ("END",)})
+    assert served == replace(SamplingParams(), stop=("END",))
     with pytest.raises(ConfigError) as caught:
-        params_of_options({**defaults, "stop": ("END",)})
-    assert caught.value.where == "option --stop"
+        params_of_options({**defaults, "stop": ("", "END")})
+    assert caught.value.where == "option stop"
 
 
 json_values = st.recursive(

@@ -15,7 +15,7 @@ from pagedctl.engine.engine import Engine
 from pagedctl.engine.request import Completion, Request, SamplingParams
 from pagedctl.errors import RequestError
 from tests.engine.harness import run, tiny_engine
-from tests.reference.tiny_models import VOCAB, tiny_model
+from tests.reference.tiny_models import FAMILIES, VOCAB, tiny_model
 
 PROMPT = tuple(range(3, 12))
 
@@ -97,10 +97,35 @@ def test_lengths_are_counted_in_ids_and_end_at_the_cap(
     assert (done.finish_reason, done.stop_reason) == ("length", None)
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("lag", [0, 1])
+def test_prompt_and_output_together_never_pass_the_cap(
+    tmp_path: Path, family: str, lag: int
+) -> None:
+    """vllm-project/vllm#19337: cap 20, prompts of 1, 8 and 19 tokens, 20 more asked for."""
+    asked = [
+        Request(
+            id=length,
+            prompt_token_ids=tuple(range(3, 3 + length)),
+            params=SamplingParams(seed=length, max_tokens=20, ignore_eos=True),
+        )
+        for length in (1, 8, 19)
+    ]
+    options = {"dtype": torch.float32, "max_model_len": 20, "lag": lag}
+    with tiny_engine(tiny_model(family), tmp_path, **options) as engine:
+        found = run(engine, asked).completions
+    assert {key: len(done.token_ids) for key, done in found.items()} == {
+        (1, 0): 19,
+        (8, 0): 12,
+        (19, 0): 1,
+    }
+    assert {done.finish_reason for done in found.values()} == {"length"}
+
+
 def test_a_request_that_never_fits_is_refused_and_the_others_run(tmp_path: Path) -> None:
     """vllm-project/vllm#39734: it neither waits forever nor blocks those behind it.
 
-    The derived max_model_len is lowered to the pool, so such a request is too long.
+    The derived max_model_len is lowered to the pool, and the refusal counts blocks.
     """
     block_bytes = 2 * 2 * 2 * 16 * 4 * 4
     pool = {"block_size": 4, "kv_cache_memory_bytes": 16 * block_bytes}
@@ -110,9 +135,9 @@ def test_a_request_that_never_fits_is_refused_and_the_others_run(tmp_path: Path)
         assert engine.config.origins["max_model_len"] == "derived: pool"
         with pytest.raises(RequestError) as caught:
             engine.submit(Request(id="long", prompt_token_ids=PROMPT * 12, params=params))
-        assert caught.value.kind == "too_long"
-        assert "108" in str(caught.value)
-        assert "65" in str(caught.value)
+        assert caught.value.kind == "never_fits"
+        for number in ("108 tokens", "27 blocks", "pool has 16", "max_model_len to 65"):
+            assert number in str(caught.value)
         trace = run(engine, [Request(id="short", prompt_token_ids=PROMPT, params=params)])
     assert len(trace.completions["short", 0].token_ids) == 5
 
