@@ -30,6 +30,7 @@ from pagedctl.errors import ConfigError, Fault, PagedctlError
 
 BODIES = {
     "generate": "pagedctl.cli.generate:run",
+    "score": "pagedctl.cli.score:run",
     "bench": "pagedctl.cli.bench:run",
     "env": "pagedctl.cli.env:run",
     "models list": "pagedctl.cli.models:run_list",

@@ -108,9 +108,14 @@ FROZEN = {
             "--no-chat",
             "--keep",
             "--prompt",
+            "--ray",
+            "--replicas",
             "--resume",
             "--no-resume",
         ]
+    ),
+    "pagedctl score": sorted(
+        [*SWITCHED, *FILES, *JSONL, "--check", "--no-check", "--start", "--temperature"]
     ),
     "pagedctl bench": sorted(
         [*SWITCHED, *SAMPLING, *FILES, "--repeats", "--suite", "--warmup", "--workload"]
@@ -165,7 +170,7 @@ def test_every_option_of_the_surface_says_its_default() -> None:
 
 
 @pytest.mark.parametrize("columns", ["40", "80", "200"])
-@pytest.mark.parametrize("path", ["env", "generate", "bench", "models inspect"])
+@pytest.mark.parametrize("path", ["env", "generate", "score", "bench", "models inspect"])
 def test_help_never_cuts_a_name(cli: Cli, path: str, columns: str) -> None:
     text = cli(*path.split(), "--help", env={"COLUMNS": columns}).stdout
     assert "…" not in text
