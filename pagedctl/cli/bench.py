@@ -22,8 +22,9 @@ from pagedctl.config.engine_config import EngineConfig
 from pagedctl.config.loader import DEFAULT
 from pagedctl.engine.jsonl import LineRules
 from pagedctl.engine.manifest_sections import fill_from_config, fill_from_engine
-from pagedctl.engine.params_check import RequestLimits, params_of_options
+from pagedctl.engine.params_check import params_of_options
 from pagedctl.engine.request import Request, SamplingParams
+from pagedctl.engine.request_limits import RequestLimits
 from pagedctl.manifest.schema import WorkloadInfo
 from pagedctl.manifest.writer import ManifestBuilder
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 from contextlib import suppress
 from pathlib import Path
@@ -17,8 +18,8 @@ from pagedctl.manifest import files
 class CompletionOutput(Protocol):
     """Takes completions in the order they finish; each is out when the call returns."""
 
-    def completion(self, completion: Completion, text: str | None) -> None:
-        """One sample; *text* is None without a tokenizer."""
+    def completion(self, completion: Completion) -> None:
+        """One sample."""
 
     def refusal(self, request_id: RequestId | None, error: RequestError) -> None:
         """A request that was not served."""
@@ -28,54 +29,85 @@ class CompletionOutput(Protocol):
 
 
 class FileOutput:
-    """JSON lines appended to a new file, each by one write, so that a reader sees whole lines.
+    """JSON lines appended to a file, each by one write, so that a reader sees whole lines.
 
-    As a context manager it claims the file: an end before :meth:`close` takes an empty one away.
+    As a context manager it holds the file against other runs, to the end of the block; an end
+    before :meth:`begin` takes away a file that it made. ``created`` is false for a file that was
+    there, ``locked`` where the file system keeps no locks.
     """
 
-    def __init__(self, path: Path) -> None:
-        """Create *path*; ConfigError if it exists or cannot be created."""
+    def __init__(self, path: Path, *, existing: bool = False) -> None:
+        """Create *path*, or with *existing* take up the file that is there, if there is one.
+
+        ConfigError if it exists otherwise, cannot be created, or another run is writing it.
+        """
         self._path = path
-        self._size_bytes = 0
-        self._closed = False
-        self._descriptor = files.claim_new(path, "--output")
+        self._begun = False
+        claim = files.claim(path, "--output", existing=existing)
+        self._descriptor = claim.descriptor
+        self.created = claim.created
+        self.locked = claim.locked
+        self._size_bytes = os.fstat(claim.descriptor).st_size
+
+    @property
+    def size_bytes(self) -> int:
+        return self._size_bytes
 
     def __enter__(self) -> FileOutput:
         return self
 
     def __exit__(self, *raised: object) -> None:
-        if not self._closed:
-            with suppress(OSError):
-                if os.path.samestat(os.fstat(self._descriptor), os.lstat(self._path)):
-                    os.unlink(self._path)
-            os.close(self._descriptor)
+        if self.created and not self._begun:
+            self._take_away()
+        os.close(self._descriptor)
 
-    def completion(self, completion: Completion, text: str | None) -> None:
-        self._append(completion_line(completion, text))
+    def reader(self) -> io.BufferedReader:
+        """A stream of what the file holds, from its start."""
+        os.lseek(self._descriptor, 0, os.SEEK_SET)
+        return os.fdopen(os.dup(self._descriptor), "rb")
+
+    def begin(self, size_bytes: int = 0) -> None:
+        """From now on the file stays, whatever happens; lines follow its first *size_bytes* bytes.
+
+        What stood behind them is a line whose writing was cut short.
+        """
+        self._begun = True
+        try:
+            os.ftruncate(self._descriptor, size_bytes)
+        except OSError as error:
+            raise self._refusal(error) from None
+        self._size_bytes = size_bytes
+
+    def completion(self, completion: Completion) -> None:
+        self.append_line(completion_line(completion))
 
     def refusal(self, request_id: RequestId | None, error: RequestError) -> None:
-        self._append(refusal_line(request_id, error))
+        self.append_line(refusal_line(request_id, error))
 
     def close(self) -> None:
-        self._closed = True
         try:
             os.fsync(self._descriptor)
         except OSError as error:
             raise self._refusal(error) from None
-        finally:
-            os.close(self._descriptor)
 
-    def _append(self, line: bytes) -> None:
-        """Write *line* whole; if the disk fills up, what stood before stays whole."""
+    def append_line(self, line: bytes) -> None:
+        """Write *line* whole; if the disk fills up or a signal ends it, it was not begun."""
         rest = memoryview(line)
         try:
             while rest:
                 rest = rest[os.write(self._descriptor, rest) :]
-        except OSError as error:
+            self._size_bytes += len(line)
+        except BaseException as error:
             with suppress(OSError):
                 os.ftruncate(self._descriptor, self._size_bytes)
-            raise self._refusal(error) from None
-        self._size_bytes += len(line)
+            if isinstance(error, OSError):
+                raise self._refusal(error) from None
+            raise
+
+    def _take_away(self) -> None:
+        with suppress(OSError):
+            if os.path.samestat(os.fstat(self._descriptor), os.lstat(self._path)):
+                os.unlink(self._path)
 
     def _refusal(self, error: OSError) -> ConfigError:
         return ConfigError(
@@ -92,16 +124,16 @@ class LinesOutput:
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
-    def completion(self, completion: Completion, text: str | None) -> None:
-        self._write(completion_line(completion, text))
+    def completion(self, completion: Completion) -> None:
+        self.write_line(completion_line(completion))
 
     def refusal(self, request_id: RequestId | None, error: RequestError) -> None:
-        self._write(refusal_line(request_id, error))
+        self.write_line(refusal_line(request_id, error))
 
     def close(self) -> None:
         self._stream.flush()
 
-    def _write(self, line: bytes) -> None:
+    def write_line(self, line: bytes) -> None:
         self._stream.write(line.decode())
         self._stream.flush()
 
@@ -113,14 +145,14 @@ class TextOutput:
         self._stream = stream
         self._with_heads = num_samples > 1
 
-    def completion(self, completion: Completion, text: str | None) -> None:
+    def completion(self, completion: Completion) -> None:
         if self._with_heads:
             reason = completion.finish_reason or "failed"
             count = count_of(len(completion.token_ids), "token")
             head = f"--- {completion.id}, sample {completion.sample} · {count} · {reason}"
             self._stream.write(f"{head}\n")
         ids = " ".join(map(str, completion.token_ids.tolist()))
-        self._stream.write(f"{ids if text is None else text}\n")
+        self._stream.write(f"{ids if completion.text is None else completion.text}\n")
         self._stream.flush()
 
     def refusal(self, request_id: RequestId | None, error: RequestError) -> None:

@@ -10,14 +10,8 @@ from statistics import median_high
 
 from pagedctl.bench.metrics import FINISH_REASONS, LATENCIES
 from pagedctl.cli.words import count_of
-from pagedctl.engine.request import (
-    Capacity,
-    Completion,
-    Request,
-    RequestFailure,
-    RequestId,
-    Stats,
-)
+from pagedctl.engine.completed_lines import CompletedLines, OpenRequest
+from pagedctl.engine.request import Capacity, Completion, RequestFailure, RequestId, Stats
 from pagedctl.errors import Fault, RequestError
 
 
@@ -26,9 +20,14 @@ class Tally:
 
     A request is completed when all its samples finished without an error. ``wall_s`` is the
     time in the engine, without reading, tokenising and writing.
+
+    All counts and rates are of this run, which may be one part of several: of what earlier
+    parts wrote, the *kept* lines, only their number counts, and how many of them are errors. A
+    request is completed in the part that finishes its last sample.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, kept: CompletedLines | None = None) -> None:
+        self._kept = CompletedLines() if kept is None else kept
         self.num_requests = 0
         self.num_samples = 0
         self.num_refused = 0
@@ -52,13 +51,14 @@ class Tally:
         finally:
             self.wall_s += time.perf_counter() - started_s
 
-    def ask(self, request: Request) -> None:
-        """A request that the engine took."""
+    def ask(self, one: OpenRequest) -> None:
+        """A request that the engine took, or those of its samples that are open."""
+        count, request = len(one.samples), one.request
         self.num_requests += 1
-        self.num_samples += request.params.n
-        self._samples_each.add(request.params.n)
+        self.num_samples += count
+        self._samples_each.add(count)
         self._prompt_tokens[request.id] = len(request.prompt_token_ids)
-        self._unfinished[request.id] = request.params.n
+        self._unfinished[request.id] = count
 
     def refuse(self, error: RequestError | None = None) -> None:
         """A request without an answer; *error* where it was refused by the engine itself."""
@@ -82,6 +82,11 @@ class Tally:
         """Requests of which a sample failed mid-run."""
         return len(self._failed)
 
+    @property
+    def has_errors(self) -> bool:
+        """Whether a line of the whole output, earlier parts included, is no whole answer."""
+        return bool(self.num_refused or self._failed or self._kept.num_errors)
+
     def problems(self) -> RequestError | None:
         """What the engine refused and what failed mid-run, as one error; None if nothing."""
         faults = [*self._late, *map(_fault_of, self._failed.values())]
@@ -95,6 +100,8 @@ class Tally:
         *end_to_end_s* has reading, tokenising and writing in it. *stats* None: no engine.
         ``prompt_tokens`` are those of completed requests. In a run that was cut short,
         ``output_tokens`` also has those of unfinished samples, which the output has not.
+        ``lines_kept`` are the lines of earlier parts, ``error_lines_kept`` those of them that
+        are refusals or failures; nothing else counts them.
         """
         wall_s = self.wall_s
         completed = self._completed()
@@ -107,6 +114,8 @@ class Tally:
             "requests_completed": len(completed),
             "requests_failed": self.num_failed,
             "requests_refused": self.num_refused,
+            "lines_kept": self._kept.num_lines,
+            "error_lines_kept": self._kept.num_errors,
             "prompt_tokens": prompt_tokens,
             "output_tokens": output_tokens,
             "output_tokens_unfinished": unfinished,
@@ -144,13 +153,14 @@ class Tally:
             parts.append(f"failed {self.num_failed:,}")
         if self.num_refused:
             parts.append(f"refused {self.num_refused:,}")
+        if self._kept.num_lines:
+            parts.append(f"kept {self._kept_text()}")
         return " · ".join(parts)
 
     def _completed(self) -> list[RequestId]:
         """The requests whose samples all finished, none with an error."""
-        return [
-            one for one, left in self._unfinished.items() if left <= 0 and one not in self._failed
-        ]
+        failed = self._kept.failed.union(self._failed)
+        return [one for one, left in self._unfinished.items() if left <= 0 and one not in failed]
 
     def _unfinished_tokens(self, stats: Stats | None) -> int:
         """Tokens that the engine sampled for what has not finished."""
@@ -158,6 +168,11 @@ class Tally:
 
     def _reason_counts(self) -> Mapping[str, int]:
         return {name: self._reasons[name] for name in FINISH_REASONS}
+
+    def _kept_text(self) -> str:
+        lines = count_of(self._kept.num_lines, "line")
+        errors = self._kept.num_errors
+        return f"{lines}, {count_of(errors, 'error')} among them" if errors else lines
 
     def _samples_text(self) -> str:
         least, most = min(self._samples_each, default=1), max(self._samples_each, default=1)

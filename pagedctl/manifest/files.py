@@ -8,10 +8,13 @@ at any moment leaves at most ``<name>.<12 hex>.tmp`` behind.
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import secrets
+import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from pagedctl.errors import ConfigError
@@ -23,6 +26,7 @@ _NO_HARD_LINKS = frozenset(
     {errno.EPERM, errno.EACCES, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK}
 )
 _NO_FOLDER_FSYNC = frozenset({errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EBADF})
+_NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL})
 _NOT_OVERWRITTEN = "no file is overwritten"
 
 
@@ -66,17 +70,55 @@ def refuse_clashes(paths: Mapping[str, Path]) -> None:
             )
 
 
-def claim_new(path: Path, option: str) -> int:
-    """Make the empty file *path* and return its descriptor, for appending.
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    """An open file that no other run writes: ``descriptor`` reads, and appends at the end.
 
-    Of several processes that claim one path, one gets it and the others are refused.
+    ``created``: it was made by this claim. ``locked`` is false where the file system keeps no
+    locks, so that nothing stops a second claim of an existing file.
     """
-    try:
-        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o666)
-    except FileExistsError:
-        raise _exists(path, option) from None
-    except OSError as error:
-        raise _cannot_write(path, option, error) from error
+
+    descriptor: int
+    created: bool
+    locked: bool
+
+
+def claim(path: Path, option: str, *, existing: bool = False) -> Claim:
+    """Make the empty file *path*, or with *existing* take the one that is there if there is.
+
+    Of several processes that claim one path, one gets it and the others are refused, until it
+    closes the descriptor or ends in any way.
+    """
+    while True:
+        created = not (existing and os.path.lexists(path))
+        try:
+            descriptor = _opened(path, option, created=created)
+        except _Changed:  # made or taken away by another run since we looked
+            if existing:
+                continue
+            raise _exists(path, option) from None
+        try:
+            locked = _locked(descriptor, path, option)
+            if _is_at(descriptor, path):
+                return Claim(descriptor=descriptor, created=created, locked=locked)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)  # its last owner took it away
+
+
+def move_aside(path: Path) -> Path:
+    """Give *path* the first free name of ``<stem>.1<suffix>``, ``.2`` and so on; that name."""
+    number = 1
+    while True:
+        free = path.with_name(f"{path.stem}.{number}{path.suffix}")
+        try:
+            _publish(path, free)
+            return free
+        except FileExistsError:
+            number += 1
+        except OSError as error:
+            raise _cannot_write(free, str(path), error) from error
 
 
 def write_new(path: Path, data: bytes, *, create_parents: bool = False) -> None:
@@ -99,6 +141,56 @@ def write_new(path: Path, data: bytes, *, create_parents: bool = False) -> None:
         raise _kept_elsewhere(path, temporary, error) from None
     with _refused_as_config_error(path, str(path)):
         _sync_folder(path.parent)
+
+
+class _Changed(Exception):
+    """A path is there that was not, or the other way round."""
+
+
+def _opened(path: Path, option: str, *, created: bool) -> int:
+    """A descriptor of *path*, a new file or the one that is there."""
+    try:
+        new = os.O_CREAT | os.O_EXCL if created else 0
+        descriptor = os.open(path, os.O_RDWR | os.O_APPEND | new, 0o666)
+    except OSError as error:
+        if os.path.lexists(path) == created:
+            raise _Changed from None
+        raise _cannot_write(path, option, error) from error
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise ConfigError(
+            f"{path} is not a file of lines",
+            where=option,
+            rule="an output that is taken up again is a regular file",
+            remedy="name another path",
+        )
+    return descriptor
+
+
+def _locked(descriptor: int, path: Path, option: str) -> bool:
+    """Lock the open file against other processes; False where the file system has no locks."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise ConfigError(
+            f"another run is writing {path}",
+            where=option,
+            rule="one run at a time writes a file",
+            remedy="wait until it has ended, or name another path",
+        ) from None
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise _cannot_write(path, option, error) from error
+        return False
+    return True
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    """Whether *path* still is the open file."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.stat(path))
+    except FileNotFoundError:
+        return False
 
 
 def _refuse_missing_folder(path: Path, where: str) -> None:

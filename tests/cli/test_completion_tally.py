@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from pagedctl.cli.completion_tally import Tally
+from pagedctl.engine.completed_lines import CompletedLines, OpenRequest
 from pagedctl.engine.request import (
     Completion,
     Request,
@@ -16,6 +17,14 @@ from pagedctl.engine.request import (
     Stats,
 )
 from pagedctl.errors import RequestError
+
+
+def asked(
+    request_id: int, *, prompt: int = 3, n: int = 1, samples: tuple[int, ...] | None = None
+) -> OpenRequest:
+    params = SamplingParams(n=n)
+    request = Request(id=request_id, prompt_token_ids=(1,) * prompt, params=params)
+    return OpenRequest(request=request, samples=range(n) if samples is None else samples)
 
 
 def completion(request_id: int, length: int, **changes: Any) -> Completion:
@@ -27,6 +36,7 @@ def completion(request_id: int, length: int, **changes: Any) -> Completion:
         "token_ids": np.zeros(length, dtype=np.int32),
         "logprobs": np.zeros(length, dtype=np.float32),
         "logprob_basis": "scaled",
+        "text": None,
         "finish_reason": "stop",
         "stop_reason": 2,
         "temperature": 1.0,
@@ -42,7 +52,7 @@ def completion(request_id: int, length: int, **changes: Any) -> Completion:
 def test_the_last_line_counts_what_ran() -> None:
     tally = Tally()
     for request_id in range(256):
-        tally.ask(Request(id=request_id, prompt_token_ids=(1, 2, 3)))
+        tally.ask(asked(request_id))
         stopped = request_id < 201
         reason = "stop" if stopped else "length"
         tally.finish(completion(request_id, 500, finish_reason=reason))
@@ -61,8 +71,8 @@ def test_the_last_line_counts_what_ran() -> None:
 
 def test_the_last_line_counts_what_went_wrong() -> None:
     tally = Tally()
-    tally.ask(Request(id=0, prompt_token_ids=(1,), params=SamplingParams(n=2)))
-    tally.ask(Request(id=1, prompt_token_ids=(1,)))
+    tally.ask(asked(0, prompt=1, n=2))
+    tally.ask(asked(1, prompt=1))
     failure = RequestFailure(kind="non_finite", what="NaN", where="x", rule="r", remedy="m")
     for sample in range(2):
         tally.finish(completion(0, 2, sample=sample, finish_reason=None, error=failure))
@@ -82,7 +92,7 @@ def test_a_run_that_was_cut_short_counts_what_is_whole() -> None:
     """Two of three samples of request 0 are done, request 1 is, request 2 only waited."""
     tally = Tally()
     for request_id, n in ((0, 3), (1, 1), (2, 1)):
-        tally.ask(Request(id=request_id, prompt_token_ids=(1, 2), params=SamplingParams(n=n)))
+        tally.ask(asked(request_id, prompt=2, n=n))
     for request_id, sample in ((0, 0), (0, 1), (1, 0)):
         tally.finish(completion(request_id, 10, sample=sample))
     tally.wall_s = 2.0
@@ -105,6 +115,42 @@ def test_a_run_that_was_cut_short_counts_what_is_whole() -> None:
     assert metrics["output_tokens_per_s"] == 17.0
     assert metrics["total_tokens_per_s"] is None
     assert tally.summary(stats).startswith("3 requests x 1..3 · 34 tokens · ")
+
+
+def test_a_part_counts_its_own_work_and_the_lines_before_it() -> None:
+    """Two of request 0's three samples are kept, one of them failed; request 1 is new."""
+    kept = CompletedLines(
+        num_lines=3,
+        num_errors=2,
+        samples={0: frozenset({0, 1})},
+        failed=frozenset({0}),
+        refusals={None: 1},
+    )
+    tally = Tally(kept)
+    tally.ask(asked(0, n=3, samples=(2,)))
+    tally.ask(asked(1, prompt=5, n=2))
+    tally.finish(completion(0, 10, sample=2))
+    for sample in range(2):
+        tally.finish(completion(1, 20, sample=sample))
+    tally.wall_s = 2.0
+    metrics = tally.metrics(None, None, end_to_end_s=4.0)
+    assert (metrics["lines_kept"], metrics["error_lines_kept"]) == (3, 2)
+    assert (metrics["requests_completed"], metrics["prompt_tokens"]) == (1, 5)
+    assert (metrics["requests_failed"], metrics["requests_refused"]) == (0, 0)
+    assert (metrics["output_tokens"], metrics["output_tokens_per_s"]) == (50, 25.0)
+    assert tally.summary(None).startswith("2 requests x 1..2 · 50 tokens · ")
+    assert tally.summary(None).endswith("· kept 3 lines, 2 errors among them")
+    assert tally.has_errors
+
+
+@pytest.mark.parametrize("kept", [CompletedLines(), CompletedLines(num_lines=2)])
+def test_a_whole_answer_has_no_errors_in_any_part(kept: CompletedLines) -> None:
+    tally = Tally(kept)
+    tally.ask(asked(0))
+    tally.finish(completion(0, 1))
+    assert not tally.has_errors
+    tally.refuse()
+    assert tally.has_errors
 
 
 def test_generate_has_the_keys_of_a_bench() -> None:

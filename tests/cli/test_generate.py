@@ -8,90 +8,28 @@ import hashlib
 import json
 import os
 import pty
+import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from pagedctl.cli.completion_output import FileOutput
-from pagedctl.cli.main import main
 from pagedctl.engine.engine import Engine
-from pagedctl.engine.request import Completion, RequestFailure
+from pagedctl.engine.request import Completion
 from pagedctl.errors import ConfigError
 from pagedctl.manifest import files
+from pagedctl.models.locate import EMBEDDED_FOLDER
 from pagedctl.numerics.random_stream import derive_seed
+from tests.cli.generate_harness import SMALL, Generate, parsed, write_lines
 
-SMALL = ("--kv-cache-memory-bytes", "16MiB")
 REQUEST = {"id": "a", "prompt_token_ids": [5, 6, 7], "max_tokens": 4, "ignore_eos": True}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Done:
-    """What one run left behind."""
-
-    code: int
-    out: str
-    err: str
-    folder: Path
-
-    def lines(self, name: str = "out.jsonl") -> list[dict[str, Any]]:
-        return parsed((self.folder / name).read_text())
-
-    def manifest(self, name: str = "out.jsonl.manifest.json") -> dict[str, Any]:
-        found: dict[str, Any] = json.loads((self.folder / name).read_bytes())
-        return found
-
-    @property
-    def files(self) -> set[str]:
-        return {path.name for path in self.folder.iterdir() if path.is_file()}
-
-
-Generate = Callable[..., Done]
-
-
-@pytest.fixture
-def generate(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> Iterator[Generate]:
-    """Run the command in this process, in an empty folder, with *stdin* as its input."""
-    for name in [name for name in os.environ if name.startswith("PAGEDCTL_")]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("NO_COLOR", "1")
-    monkeypatch.chdir(tmp_path)
-    on_term, stdin = signal.getsignal(signal.SIGTERM), os.dup(0)
-
-    def run(*words: str, stdin: bytes = b"") -> Done:
-        reader, writer = os.pipe()
-        os.write(writer, stdin)
-        os.close(writer)
-        os.dup2(reader, 0)
-        os.close(reader)
-        capfd.readouterr()
-        code = main(["generate", *words])
-        out, err = capfd.readouterr()
-        return Done(code=code, out=out, err=err, folder=tmp_path)
-
-    yield run
-    os.dup2(stdin, 0)
-    os.close(stdin)
-    signal.signal(signal.SIGTERM, on_term)
-
-
-def parsed(text: str) -> list[dict[str, Any]]:
-    assert not text or text.endswith("\n")
-    return [json.loads(line) for line in text.splitlines()]
-
-
-def write_lines(path: Path, *lines: dict[str, Any] | str) -> Path:
-    texts = [line if isinstance(line, str) else json.dumps(line) for line in lines]
-    path.write_text("\n".join(texts) + "\n")
-    return path
 
 
 def test_a_file_of_requests_becomes_a_file_of_completions(
@@ -229,9 +167,89 @@ def test_a_request_that_the_pool_cannot_hold_is_refused_alone(
     done = generate("-i", "in.jsonl", "-o", "out.jsonl", "--kv-cache-memory-bytes", "1MiB")
     assert done.code == 2
     refused, served = done.lines()
-    assert (refused["id"], refused["error"]["kind"]) == (0, "too_long")
+    assert (refused["id"], refused["error"]["kind"]) == (0, "never_fits")
     assert served["id"] == "a"
     assert "error: the prompt has 1500 tokens" in done.err
+    assert "where: in.jsonl, line 1, field prompt_token_ids" in done.err
+    assert refused["error"]["where"] == "in.jsonl, line 1, field prompt_token_ids"
+
+
+def test_a_field_to_keep_that_no_request_has_is_warned_of(
+    generate: Generate, tmp_path: Path
+) -> None:
+    """A kept field keeps its JSON value; where a line lacks it, nothing is kept."""
+    tree = {"x": [1, 2.5, None, "ü"]}
+    write_lines(tmp_path / "in.jsonl", {**REQUEST, "tree": tree}, {**REQUEST, "id": "b"})
+    done = generate("-i", "in.jsonl", "-o", "out.jsonl", "--keep", "tree", "--keep", "tre", *SMALL)
+    assert done.code == 0
+    assert {line["id"]: line["metadata"] for line in done.lines()} == {
+        "a": {"tree": tree},
+        "b": None,
+    }
+    warnings = [line for line in done.err.splitlines() if "--keep" in line]
+    assert warnings == ["warning: no request has the field tre, which --keep names"]
+
+
+def test_a_kept_field_and_the_metadata_may_not_disagree(generate: Generate, tmp_path: Path) -> None:
+    lines = ({**REQUEST, "answer": "18", "metadata": {"answer": "19"}}, {**REQUEST, "id": "b"})
+    write_lines(tmp_path / "in.jsonl", *lines)
+    done = generate("-i", "in.jsonl", "-o", "out.jsonl", "--keep", "answer", *SMALL)
+    assert done.code == 2
+    assert "error: answer is a field to keep, and metadata holds another answer" in done.err
+    assert [("error" in line, line["id"]) for line in done.lines()] == [(True, "a"), (False, "b")]
+
+
+@pytest.mark.parametrize(
+    ("line", "field", "kind"),
+    [
+        ({"prompt": ""}, "prompt", "empty_prompt"),
+        ({"prompt": None}, None, "bad_field"),
+        ({"messages": []}, "messages", "bad_field"),
+        ({"prompt": "Tom", "prompt_token_ids": [5]}, "prompt_token_ids", "bad_field"),
+    ],
+)
+def test_a_prompt_without_a_token_is_refused_by_line(
+    generate: Generate, tmp_path: Path, line: dict[str, Any], field: str | None, kind: str
+) -> None:
+    write_lines(tmp_path / "in.jsonl", REQUEST, line)
+    done = generate("-i", "in.jsonl", "-o", "out.jsonl", *SMALL)
+    assert done.code == 2
+    refused, served = done.lines()
+    assert (refused["id"], refused["error"]["kind"], served["id"]) == (1, kind, "a")
+    place = "in.jsonl, line 2" if field is None else f"in.jsonl, line 2, field {field}"
+    assert (refused["sample"], refused["error"]["where"]) == (0, place)
+    assert set(refused) == {"id", "sample", "error"}
+    assert {"kind", "what", "where", "rule", "remedy"} <= set(refused["error"])
+
+
+@pytest.mark.parametrize(
+    "removed", [("chat_template.jinja",), ("chat_template.jinja", "tokenizer.json")]
+)
+def test_chat_without_a_template_is_refused_before_any_work(
+    generate: Generate, tmp_path: Path, removed: tuple[str, ...]
+) -> None:
+    """Without --chat, text needs a tokenizer alone, and ids need neither."""
+    model = tmp_path / "model"
+    shutil.copytree(EMBEDDED_FOLDER, model)
+    for name in removed:
+        (model / name).unlink(missing_ok=True)
+    config = model / "tokenizer_config.json"
+    values = json.loads(config.read_text())
+    values.pop("chat_template", None)
+    config.write_text(json.dumps(values))
+    write_lines(tmp_path / "in.jsonl", REQUEST, {**REQUEST, "id": "b"})
+    words = ("-i", "in.jsonl", "-o", "out.jsonl", "--model", "model", *SMALL)
+    done = generate(*words, "--chat")
+    assert (done.code, done.files) == (2, {"in.jsonl"})
+    assert done.err.startswith("error: the model model has no chat template\nwhere: option chat\n")
+    done = generate(*words)
+    assert done.code == 0
+    assert {line["text"] is None for line in done.lines()} == {"tokenizer.json" in removed}
+    asked = {"messages": [{"role": "user", "content": "Tom"}]}
+    write_lines(tmp_path / "chat.jsonl", asked, {"prompt": "Tom", "max_tokens": 1})
+    done = generate("-i", "chat.jsonl", "-o", "chat.out.jsonl", "--model", "model", *SMALL)
+    kinds = [line.get("error", {}).get("kind") for line in done.lines("chat.out.jsonl")]
+    assert kinds == ["bad_field", "bad_field" if "tokenizer.json" in removed else None]
 
 
 @pytest.mark.parametrize("taken", ["out.jsonl", "out.jsonl.partial.json"])
@@ -249,12 +267,11 @@ def test_an_existing_output_is_refused_and_untouched(
 @pytest.mark.parametrize(
     ("words", "first"),
     [
-        (("--resume",), "error: --resume is not available in this version"),
         (("--explain-numerics",), "error: --explain-numerics is not available"),
-        (("--stop", "END"), "error: stop ['END'] is not available in this version"),
         (("-i", "absent.jsonl"), "error: the input cannot be read: No such file"),
         (("-i", "-"), "error: --input and --prompt exclude each other"),
         (("--json", "-o", "-"), "error: --json without a path would mix"),
+        (("--resume", "-o", "-"), "error: --resume has no output to finish"),
         (("-o", "no/such/folder.jsonl"), "error: folder no/such does not exist"),
         (("--top-p", "0"), "error: top_p 0 is out of range"),
         (("--model", "nothing/here"), 'error: model "nothing/here" was not found'),
@@ -278,30 +295,32 @@ def test_the_bare_manifest_goes_to_stdout_where_lines_go_to_a_file(
     assert json.loads(done.out) == done.manifest()
 
 
-def test_a_request_that_fails_mid_run_keeps_its_tokens(
-    generate: Generate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_request_that_fails_mid_run_keeps_its_tokens_and_says_where_it_broke(
+    generate: Generate, tmp_path: Path
 ) -> None:
-    write_lines(tmp_path / "in.jsonl", REQUEST, {**REQUEST, "id": "b"})
-    step = Engine.step
-    failure = RequestFailure(
-        kind="non_finite", what="the logits held NaN", where="request b", rule="r", remedy="m"
-    )
-
-    def failing_step(engine: Engine) -> list[Completion]:
-        return [
-            replace(one, finish_reason=None, error=failure) if one.id == "b" else one
-            for one in step(engine)
-        ]
-
-    monkeypatch.setattr(Engine, "step", failing_step)
-    done = generate("-i", "in.jsonl", "-o", "out.jsonl", *SMALL)
+    """huggingface/trl#6166: it fails by its id; a rerun names the first op at fault."""
+    shutil.copytree(EMBEDDED_FOLDER, tmp_path / "poisoned")
+    weights = load_file(EMBEDDED_FOLDER / "model.safetensors")
+    weights["lm_head.weight"] = weights["model.embed_tokens.weight"].clone()
+    weights["model.embed_tokens.weight"][9] = torch.nan
+    save_file(weights, tmp_path / "poisoned" / "model.safetensors", metadata={"format": "pt"})
+    forced = {**REQUEST, "id": "b", "allowed_token_ids": [9]}
+    write_lines(tmp_path / "in.jsonl", REQUEST, forced)
+    done = generate("-i", "in.jsonl", "-o", "out.jsonl", "--model", "poisoned", *SMALL)
     assert done.code == 2
     lines = {line["id"]: line for line in done.lines()}
     assert "error" not in lines["a"]
     assert lines["b"]["error"]["kind"] == "non_finite"
-    assert len(lines["b"]["token_ids"]) == len(lines["b"]["logprobs"]) == 4
+    assert lines["b"]["token_ids"] == [9]
+    assert len(lines["b"]["logprobs"]) == 1
     assert "error: the logits held NaN" in done.err
-    assert done.manifest()["metrics"]["requests_failed"] == 1
+    hint = "the first value that is not finite is an output of embedding, token 3"
+    assert f"warning: {hint} (request b, sample 0)" in done.err
+    manifest = done.manifest()
+    assert manifest["metrics"]["requests_failed"] == 1
+    assert {"code": "fault_location", "where": "request b, sample 0", "text": hint} in manifest[
+        "warnings"
+    ]
 
 
 def test_ctrl_c_keeps_whole_lines_and_closes_the_manifest(
@@ -325,7 +344,7 @@ def test_ctrl_c_keeps_whole_lines_and_closes_the_manifest(
     assert manifest["status"] == "interrupted"
     assert [one["role"] for one in manifest["files"]] == ["input", "output"]
     assert seen == [{"in.jsonl", "out.jsonl", "out.jsonl.partial.json"}]
-    assert done.files == {"in.jsonl", "out.jsonl", "out.jsonl.manifest.json"}
+    assert done.files == {*seen[0], "out.jsonl.manifest.json"}
 
 
 def test_a_broken_model_fails_with_a_manifest_and_without_an_output(
@@ -343,7 +362,7 @@ def test_a_broken_model_fails_with_a_manifest_and_without_an_output(
 def test_a_signal_leaves_whole_lines_and_the_runs_header(
     tmp_path: Path, clean_environ: dict[str, str], number: signal.Signals, code: int
 ) -> None:
-    """An end by Ctrl-C has a manifest; a kill leaves the header that stands for it."""
+    """An end by Ctrl-C has a manifest too; a kill leaves the header alone."""
     write_lines(
         tmp_path / "in.jsonl",
         {**REQUEST, "max_tokens": 1},
@@ -365,11 +384,11 @@ def test_a_signal_leaves_whole_lines_and_the_runs_header(
     assert process.wait(timeout=60) == code
     assert [line["id"] for line in parsed(output.read_text())] == ["a"]
     partial, manifest = (tmp_path / f"out.jsonl.{end}.json" for end in ("partial", "manifest"))
-    left = partial if number == signal.SIGKILL else manifest
-    assert partial.exists() != manifest.exists()
-    found = json.loads(left.read_bytes())
-    assert (found["status"], found["config"]["input"]) == ("interrupted", "in.jsonl")
-    assert found["model"]["name"] == "embedded"
+    assert manifest.exists() == (number == signal.SIGINT)
+    for left in (partial, manifest) if manifest.exists() else (partial,):
+        found = json.loads(left.read_bytes())
+        assert (found["status"], found["config"]["input"]) == ("interrupted", "in.jsonl")
+        assert found["model"]["name"] == "embedded"
 
 
 def test_a_terminal_gets_text_and_is_not_read(
@@ -416,7 +435,7 @@ def test_a_full_disk_is_refused_and_leaves_whole_lines(
 ) -> None:
     """Half a line that was written before the disk was full is taken back."""
     write_lines(tmp_path / "in.jsonl", {**REQUEST, "max_tokens": 1}, {**REQUEST, "id": "b"})
-    write, claim = os.write, files.claim_new
+    write, claim = os.write, files.claim
     ours: list[int] = []
     written: list[bytes] = []
 
@@ -430,11 +449,12 @@ def test_a_full_disk_is_refused_and_leaves_whole_lines(
             raise OSError(errno.ENOSPC, "No space left on device")
         return write(descriptor, data)
 
-    def claimed(path: Path, option: str) -> int:
-        ours.append(claim(path, option))
-        return ours[-1]
+    def claimed(path: Path, option: str, **options: bool) -> files.Claim:
+        found = claim(path, option, **options)
+        ours.append(found.descriptor)
+        return found
 
-    monkeypatch.setattr(files, "claim_new", claimed)
+    monkeypatch.setattr(files, "claim", claimed)
     monkeypatch.setattr(os, "write", filling_write)
     done = generate("-i", "in.jsonl", "-o", "out.jsonl", "--json", "m.json", *SMALL)
     assert done.code == 2
@@ -446,7 +466,7 @@ def test_the_first_error_wins_where_the_disk_is_full_for_the_manifest_too(
     generate: Generate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_lines(tmp_path / "in.jsonl", REQUEST)
-    append = FileOutput._append
+    append = FileOutput.append_line
 
     def full(output: FileOutput, line: bytes) -> None:
         def no_room(path: Path, data: bytes, **options: object) -> None:
@@ -460,7 +480,7 @@ def test_the_first_error_wins_where_the_disk_is_full_for_the_manifest_too(
             patched.setattr(os, "write", no_write)
             append(output, line)
 
-    monkeypatch.setattr(FileOutput, "_append", full)
+    monkeypatch.setattr(FileOutput, "append_line", full)
     done = generate("-i", "in.jsonl", "-o", "out.jsonl", *SMALL)
     assert done.code == 2
     assert "error: cannot write out.jsonl: No space left on device" in done.err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import hashlib
 import json
 import os
@@ -365,14 +366,97 @@ def test_another_failure_to_publish_keeps_the_result(
 
 def test_one_of_many_claims_wins_and_the_others_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "out"
-    descriptor = files.claim_new(path, "--output")
-    os.write(descriptor, b"mine")
-    os.close(descriptor)
+    first = files.claim(path, "--output")
+    os.write(first.descriptor, b"mine")
+    assert (first.created, first.locked) == (True, True)
     with pytest.raises(ConfigError, match="out exists"):
-        files.claim_new(path, "--output")
+        files.claim(path, "--output")
+    with pytest.raises(ConfigError, match="another run is writing"):
+        files.claim(path, "--output", existing=True)
+    os.close(first.descriptor)
+    with pytest.raises(ConfigError, match="out exists"):
+        files.claim(path, "--output")
     assert path.read_bytes() == b"mine"
     with pytest.raises(ConfigError, match="cannot write"):
-        files.claim_new(tmp_path / "no" / "out", "--output")
+        files.claim(tmp_path / "no" / "out", "--output")
+
+
+def test_a_file_that_is_there_is_taken_up_and_appended_to(tmp_path: Path) -> None:
+    path = tmp_path / "out"
+    for text, created in ((b"one", True), (b"two", False)):
+        claim = files.claim(path, "--output", existing=True)
+        assert (claim.created, claim.locked) == (created, True)
+        os.write(claim.descriptor, text)
+        os.close(claim.descriptor)
+    assert path.read_bytes() == b"onetwo"
+    (tmp_path / "link").symlink_to(path)
+    os.close(files.claim(tmp_path / "link", "--output", existing=True).descriptor)
+    (tmp_path / "dangling").symlink_to(tmp_path / "nothing")
+    os.mkfifo(tmp_path / "pipe")
+    for name, problem in (
+        ("dangling", "cannot write"),
+        ("pipe", "is not a file of lines"),
+        ("", "cannot write"),
+    ):
+        with pytest.raises(ConfigError, match=problem):
+            files.claim(tmp_path / name, "--output", existing=True)
+
+
+def test_a_claim_of_a_file_that_its_owner_takes_away_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the opening and the lock, the run that made the file failed and removed it."""
+    path = tmp_path / "out"
+    path.write_bytes(b"old")
+    lock, locked = fcntl.flock, []
+
+    def late(descriptor: int, operation: int) -> None:
+        if not locked:
+            path.unlink()
+        locked.append(descriptor)
+        lock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    claim = files.claim(path, "--output", existing=True)
+    assert len(locked) == 2
+    assert claim.created
+    assert os.path.samestat(os.fstat(claim.descriptor), path.stat())
+    os.close(claim.descriptor)
+
+
+def test_a_claim_without_locks_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unsupported(descriptor: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", unsupported)
+    claim = files.claim(tmp_path / "out", "--output")
+    assert not claim.locked
+    os.close(claim.descriptor)
+
+
+@pytest.mark.parametrize("links", ["links", "no-links"])
+def test_a_file_moved_aside_gets_a_free_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: str
+) -> None:
+    if links == "no-links":
+
+        def refused(source: Path, target: Path) -> None:
+            raise PermissionError(errno.EPERM, "no hard links here")
+
+        monkeypatch.setattr(os, "link", refused)
+    path = tmp_path / "out.manifest.json"
+    (tmp_path / "out.manifest.2.json").write_bytes(b"precious")
+    found = []
+    for text in (b"first", b"second"):
+        path.write_bytes(text)
+        found.append(files.move_aside(path).name)
+    assert found == ["out.manifest.1.json", "out.manifest.3.json"]
+    texts = {one.name: one.read_bytes() for one in tmp_path.iterdir()}
+    assert texts == {
+        "out.manifest.1.json": b"first",
+        "out.manifest.2.json": b"precious",
+        "out.manifest.3.json": b"second",
+    }
 
 
 def test_two_spellings_of_one_path_clash(tmp_path: Path) -> None:
