@@ -1,4 +1,4 @@
-"""Shared fixtures: the command line as a subprocess, and the gpu marker."""
+"""Shared fixtures: the command line as a subprocess, and the gpu and smollm2 markers."""
 
 from __future__ import annotations
 
@@ -17,10 +17,20 @@ if os.environ.get("PYTEST_XDIST_WORKER"):
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
+SMOLLM2 = "PAGEDCTL_TEST_SMOLLM2"
+"""Names the folder of a SmolLM2-135M-Instruct snapshot."""
+
 Cli = Callable[..., subprocess.CompletedProcess[str]]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if not os.environ.get(SMOLLM2):
+        skip = pytest.mark.skip(
+            reason=f"{SMOLLM2} names no snapshot; python scripts/make_smollm2.py FOLDER makes one"
+        )
+        for item in items:
+            if item.get_closest_marker("smollm2"):
+                item.add_marker(skip)
     gpu_items = [item for item in items if item.get_closest_marker("gpu")]
     if not gpu_items:
         return
@@ -31,6 +41,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     skip = pytest.mark.skip(reason="needs a CUDA device")
     for item in gpu_items:
         item.add_marker(skip)
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """The snapshot folder, for tests marked ``smollm2``."""
+    return Path(os.environ[SMOLLM2])
 
 
 @pytest.fixture

@@ -53,11 +53,23 @@ GEMM_CPU = _template(
     ("output", "rounded once to {y_dtype}"),
     *_CPU_PRODUCT,
 )
+GEMM_CPU_PACKED = _template(
+    "gemm",
+    CPU,
+    ("inputs", "{x_dtype} widened to {internal}"),
+    ("chain", "oneDNN product of [16, {k}] x [{k}, N], packed weights, rows zero-padded"),
+    ("heights", "16, and those proved equal on this machine"),
+    ("segments", "1"),
+    ("bias", "added to the {internal} sum"),
+    ("output", "rounded once to {y_dtype}"),
+    *_CPU_PRODUCT,
+)
 GEMM_CPU_BFLOAT16 = _template(
     "gemm",
     CPU,
     ("inputs", "bfloat16"),
-    ("chain", "library bfloat16 product of [16, {k}] x [{k}, N], rows zero-padded"),
+    ("chain", "oneDNN product of [16, {k}] x [{k}, N], packed weights, rows zero-padded"),
+    ("heights", "16, and those proved equal on this machine"),
     ("subnormals", "as the library's bfloat16 instructions treat them"),
     ("segments", "1"),
     ("output", "rounded once to bfloat16"),
@@ -96,6 +108,17 @@ HEAD_CPU = _template(
     CPU,
     ("inputs", "{x_dtype} widened to {internal}"),
     ("chain", "library product of [16, {k}] x [{k}, N], rows zero-padded"),
+    ("segments", "1"),
+    ("output", "{internal}, never rounded to the model's dtype"),
+    ("head_dtype", "{head_dtype}"),
+    *_CPU_PRODUCT,
+)
+HEAD_CPU_PACKED = _template(
+    "head",
+    CPU,
+    ("inputs", "{x_dtype} widened to {internal}"),
+    ("chain", "oneDNN product of [16, {k}] x [{k}, N], packed weights, rows zero-padded"),
+    ("heights", "16, and those proved equal on this machine"),
     ("segments", "1"),
     ("output", "{internal}, never rounded to the model's dtype"),
     ("head_dtype", "{head_dtype}"),
@@ -178,6 +201,7 @@ QK_ROPE_HOPPER = _template(
 )
 
 _ATTENTION_TERMS = (
+    ("cache", "{kv_dtype} keys and values, widened exactly"),
     ("splits", "256 keys, aligned to position 0, merged left to right"),
     ("tiles", "64 keys, running maximum, sum and accumulator within a split"),
     ("scores", "product times fl(scale * log2 e), one rounding to {internal}"),
@@ -289,9 +313,11 @@ TABLE: tuple[OrderTemplate, ...] = (
 )
 
 OTHER_ORDERS: tuple[OrderTemplate, ...] = (
+    GEMM_CPU_PACKED,
     GEMM_CPU_BFLOAT16,
     GEMM_CPU_PER_ROW,
     GEMM_CPU_LIBRARY,
+    HEAD_CPU_PACKED,
     HEAD_CPU_PER_ROW,
     HEAD_CPU_LIBRARY,
 )

@@ -62,6 +62,12 @@ def formats(*operands: str, dtypes: tuple[str, ...]) -> tuple[Format, ...]:
     return tuple(Format(dtypes=tuple((operand, dtype) for operand in operands)) for dtype in dtypes)
 
 
+def cache_formats(*, dtypes: tuple[str, ...]) -> tuple[Format, ...]:
+    """Operand ``x`` with a KV cache ``kv`` of its dtype, or a float32 ``x`` with a bfloat16 one."""
+    narrowed = Format(dtypes=(("x", "float32"), ("kv", "bfloat16")))
+    return (*formats("x", "kv", dtypes=dtypes), narrowed)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Capability:
     """The hardware a leaf runs on. ``minimum`` is a CUDA compute capability."""

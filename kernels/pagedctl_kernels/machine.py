@@ -6,6 +6,10 @@ import hashlib
 import importlib.metadata
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,4 +103,16 @@ def _probe_digest() -> str:
         products = (x @ torch.cos(steps * 0.11).to(dtype).T, x.exp(), (x + 2).log(), tiny * 1)
         for one in products:
             digest.update(one.contiguous().numpy().tobytes())
+    for dtype in (torch.float32, torch.bfloat16):
+        digest.update(_packed_probe(torch.sin(steps * 0.37).to(dtype)))
     return digest.hexdigest()[:8]
+
+
+def _packed_probe(x: torch.Tensor) -> bytes:
+    """oneDNN's product of x [16, K] with itself, from packed weights; empty without oneDNN."""
+    from pagedctl_kernels.ops.row_blocks import has_packed_products, packed_product, packed_weight
+
+    if not has_packed_products():
+        return b""
+    probe: bytes = packed_product(x, packed_weight(x)).float().numpy().tobytes()
+    return probe

@@ -1,8 +1,9 @@
 """Call-site builders: every fact that an op's orders and leaves read, in one place.
 
-``dtype`` is always the model's dtype D. A switch that names a rounding point (``model`` or
-``float32``) is resolved here to the dtype that is meant, so two settings that are the same
-arithmetic (``float32`` in a float32 model) give the same order.
+``dtype`` is always the model's dtype D, ``kv_dtype`` that of cached keys and values (None: D).
+A switch that names a rounding point (``model`` or ``float32``) is resolved here to the dtype
+that is meant, so two settings that are the same arithmetic (``float32`` in a float32 model)
+give the same order.
 """
 
 from __future__ import annotations
@@ -83,6 +84,7 @@ def qk_norm_rope_write_site(
     rotary_dim: int,
     block_size: int,
     dtype: str,
+    kv_dtype: str | None = None,
     qk_norm: bool,
     eps: float,
     norm_cast: str = "before",
@@ -91,7 +93,7 @@ def qk_norm_rope_write_site(
     return CallSite(
         op="qk_norm_rope_write",
         name=name,
-        dtypes={"x": dtype, "kv": dtype},
+        dtypes={"x": dtype, "kv": kv_dtype or dtype},
         facts={
             "q_heads": q_heads,
             "kv_heads": kv_heads,
@@ -115,6 +117,7 @@ def attention_site(
     head_dim: int,
     block_size: int,
     dtype: str,
+    kv_dtype: str | None = None,
     window: int | None = None,
     softmax_p_dtype: str = "model",
 ) -> CallSite:
@@ -125,7 +128,7 @@ def attention_site(
     return CallSite(
         op="attention",
         name=name,
-        dtypes={"x": dtype, "kv": dtype},
+        dtypes={"x": dtype, "kv": kv_dtype or dtype},
         facts={
             "q_heads": q_heads,
             "kv_heads": kv_heads,

@@ -59,6 +59,7 @@ def bind_plans(
     numerics: Numerics,
     *,
     block_size: int,
+    kv_dtype: str,
     machine: Machine,
     registry: Registry,
 ) -> DecoderPlans:
@@ -68,9 +69,9 @@ def bind_plans(
     reason why it was refused.
     """
     binder = _Binder(numerics, machine, registry)
-    bound = binder.bind_all(_sites(spec, numerics, block_size))
+    bound = binder.bind_all(_sites(spec, numerics, block_size, kv_dtype))
     windows = {
-        window: binder.bind(_attention_site(spec, numerics, block_size, window))
+        window: binder.bind(_attention_site(spec, numerics, block_size, kv_dtype, window))
         for window in dict.fromkeys(spec.windows)
     }
     if binder.faults:
@@ -134,7 +135,9 @@ def required_features(numerics: Numerics) -> frozenset[str]:
     return frozenset(feature for feature, on in wanted.items() if on)
 
 
-def _sites(spec: ModelSpec, numerics: Numerics, block_size: int) -> dict[str, CallSite]:
+def _sites(
+    spec: ModelSpec, numerics: Numerics, block_size: int, kv_dtype: str
+) -> dict[str, CallSite]:
     dtype, hidden = spec.dtype, spec.hidden_size
     qkv_rows = spec.q_size + 2 * spec.kv_size
     order = parse_logprob_order(str(numerics["logprob_order"]))
@@ -160,6 +163,7 @@ def _sites(spec: ModelSpec, numerics: Numerics, block_size: int) -> dict[str, Ca
             rotary_dim=spec.rope.rotary_dim,
             block_size=block_size,
             dtype=dtype,
+            kv_dtype=kv_dtype,
             qk_norm=spec.qk_norm,
             eps=spec.rms_norm_eps,
             norm_cast=str(numerics["norm_cast"]),
@@ -209,7 +213,7 @@ def _sites(spec: ModelSpec, numerics: Numerics, block_size: int) -> dict[str, Ca
 
 
 def _attention_site(
-    spec: ModelSpec, numerics: Numerics, block_size: int, window: int | None
+    spec: ModelSpec, numerics: Numerics, block_size: int, kv_dtype: str, window: int | None
 ) -> CallSite:
     return sites.attention_site(
         "attention" if window is None else f"attention window {window}",
@@ -218,6 +222,7 @@ def _attention_site(
         head_dim=spec.head_dim,
         block_size=block_size,
         dtype=spec.dtype,
+        kv_dtype=kv_dtype,
         window=window,
         softmax_p_dtype=str(numerics["softmax_p_dtype"]),
     )

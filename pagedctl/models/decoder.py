@@ -26,6 +26,9 @@ from pagedctl_kernels.ops.interfaces import AttentionMetadata, PreparedLinear
 Weights = Mapping[str, torch.Tensor]
 LayerCache = tuple[torch.Tensor, torch.Tensor]
 
+MLP_ROWS = 128
+"""Rows whose wide activations a CPU holds in its cache while they are needed."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class LayerWeights:
@@ -89,8 +92,7 @@ class Decoder:
             x = plans.attention[window].run(q, *cache, works[window])
             x = plans.o_proj.run(x.flatten(1), layer.o_proj)
             x, residual = plans.norm.run(x, layer.post_attention_norm, residual)
-            x = plans.silu_mul.run(plans.gate_up_proj.run(x, layer.gate_up_proj))
-            x = plans.down_proj.run(x, layer.down_proj)
+            x = self._mlp(layer, x)
         hidden: torch.Tensor = plans.norm.run(x, self.final_norm, residual)[0]
         return hidden
 
@@ -98,6 +100,18 @@ class Decoder:
         """D[R, H] -> A[R, output_vocab_size]."""
         logits: torch.Tensor = self.plans.head.run(hidden, self.head)
         return logits
+
+    def _mlp(self, layer: LayerWeights, x: torch.Tensor) -> torch.Tensor:
+        """x D[T, H] -> D[T, H]; row by row, so cutting the rows changes no bits."""
+        plans = self.plans
+        done = [
+            plans.down_proj.run(
+                plans.silu_mul.run(plans.gate_up_proj.run(rows, layer.gate_up_proj)),
+                layer.down_proj,
+            )
+            for rows in torch.split(x, MLP_ROWS if x.device.type == "cpu" else len(x))
+        ]
+        return done[0] if len(done) == 1 else torch.cat(done)
 
     def _project_and_write(
         self, layer: LayerWeights, x: torch.Tensor, batch: DecoderBatch, cache: LayerCache

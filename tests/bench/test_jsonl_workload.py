@@ -8,8 +8,8 @@ import pytest
 
 from pagedctl.bench.jsonl_workload import read_jsonl_workload
 from pagedctl.engine.jsonl import LineRules
-from pagedctl.engine.request_limits import RequestLimits
 from pagedctl.engine.request import SamplingParams
+from pagedctl.engine.request_limits import RequestLimits
 from pagedctl.errors import ConfigError
 
 LIMITS = RequestLimits(input_vocab_size=512, output_vocab_size=512, max_model_len=64)

@@ -19,6 +19,8 @@ from pagedctl.engine.scheduler import key_of
 from pagedctl.engine.step_plan import ScheduledRow, StepPlan
 from pagedctl.errors import CapacityError, ConfigError, ModelError, NumericsRefused, RequestError
 from pagedctl.models.locate import EMBEDDED_FOLDER
+from pagedctl_kernels.catalogue import house_registry
+from pagedctl_kernels.leaf import BATCH_INVARIANT
 from pagedctl_kernels.plan import LeafUnfit
 from tests.engine.harness import run, tiny_engine
 from tests.reference.tiny_models import tiny_model
@@ -166,28 +168,50 @@ def test_the_manifest_holds_contract_leaves_and_arithmetic(tmp_path: Path) -> No
         manifest = engine.manifest()
     assert manifest.numerics is not None
     assert manifest.numerics.arithmetic_id == engine.parts.plans.arithmetic_id
-    assert manifest.numerics.leaves["gemm o_proj 64x48"] == "torch.gemm_row_blocks"
+    assert manifest.numerics.leaves == engine.parts.plans.leaves()
+    features = {leaf.name: leaf.features for leaf in house_registry().leaves()}
+    assert BATCH_INVARIANT in features[manifest.numerics.leaves["gemm o_proj 64x48"]]
     assert manifest.config_origin["max_model_len"] == "derived: model positions"
     assert manifest.metrics["output_tokens"] == engine.stats().output_tokens > 0
     json.dumps(manifest.to_json_object())
 
 
 def test_the_arithmetic_id_names_switches_and_not_the_batch(tmp_path: Path) -> None:
-    def identity(name: str, **options: object) -> str:
-        model = tiny_model("qwen3")
-        folder = tmp_path / name
-        with tiny_engine(model, folder, dtype=torch.float32, **options) as engine:
-            return engine.parts.plans.arithmetic_id
+    def identity(name: str, **options: Any) -> str:
+        return bound_leaves(tmp_path / name, **options)[0]
 
     plain = identity("plain")
     assert identity("batch", max_num_seqs=3, chunk_size=5, block_size=4, lag=1) == plain
     for name, options in {
-        "contract": {"numerics": "fast"},
         "norm": {"norm_cast": "after"},
         "order": {"logprob_order": "blockwise-direct-33"},
         "temperature": {"temperature_form": "multiply"},
     }.items():
         assert identity(name, **options) != plain
+
+
+def bound_leaves(
+    folder: Path, *, dtype: torch.dtype = torch.float32, **options: Any
+) -> tuple[str, dict[str, str]]:
+    """The arithmetic_id of a tiny engine, and its leaves."""
+    with tiny_engine(tiny_model("qwen3"), folder, dtype=dtype, **options) as engine:
+        plans = engine.parts.plans
+        return plans.arithmetic_id, plans.leaves()
+
+
+def test_a_contract_changes_the_arithmetic_id_only_with_the_leaves_that_it_binds(
+    tmp_path: Path,
+) -> None:
+    """Where the quickest leaves keep a row's bits, ``fast`` has the contract's arithmetic."""
+    for dtype in (torch.float32, torch.float64):
+        fast, invariant = (
+            bound_leaves(tmp_path / f"{name} {dtype}", dtype=dtype, numerics=name)
+            for name in ("fast", "invariant")
+        )
+        assert (fast[0] == invariant[0]) == (fast[1] == invariant[1])
+    assert fast[1]["gemm o_proj 64x48"] == "torch.gemm_library"
+    assert invariant[1]["gemm o_proj 64x48"] != "torch.gemm_library"
+    assert fast[0] != invariant[0]
 
 
 def test_all_that_this_version_lacks_is_refused_together(tmp_path: Path) -> None:
@@ -270,18 +294,30 @@ def test_one_unfit_width_moves_every_projection_to_the_next_leaf(
     """Fused and separate projections must not end up with different orders."""
     from pagedctl_kernels import plan
 
-    plain = plan.bind
+    def gemm_leaves(folder: str) -> set[str]:
+        with tiny_engine(tiny_model("llama"), tmp_path / folder, dtype=torch.float32) as engine:
+            leaves = engine.parts.plans.leaves()
+        return {leaf for site, leaf in leaves.items() if site.startswith("gemm ")}
+
+    (first,) = gemm_leaves("control")
+    plain, reached = plan.bind, []
 
     def unfit_at_o_proj(selection: Any, machine: Any) -> Any:
-        if selection.leaf.name == "torch.gemm_row_blocks" and selection.site.name == "o_proj":
+        if selection.leaf.name == first and selection.site.name == "o_proj":
+            reached.append(first)
             raise LeafUnfit("planted")
         return plain(selection, machine)
 
     monkeypatch.setattr(plan, "bind", unfit_at_o_proj)
-    with tiny_engine(tiny_model("llama"), tmp_path, dtype=torch.float32) as engine:
-        leaves = engine.parts.plans.leaves()
-    gemms = {leaf for site, leaf in leaves.items() if site.startswith("gemm ")}
-    assert gemms == {"torch.gemm_per_row"}
+    (second,) = gemm_leaves("mutant")
+    assert reached
+    ranked = sorted(
+        (leaf.priority, leaf.name)
+        for leaf in house_registry().leaves()
+        if leaf.op == "gemm" and BATCH_INVARIANT in leaf.features
+    )
+    names = [name for _, name in ranked]
+    assert names.index(second) < names.index(first)
 
 
 def test_the_manifest_warns_of_an_unverified_contract_and_of_positions_beyond(

@@ -6,6 +6,7 @@ request follow its mates, which is what the contract rules out.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,6 +18,8 @@ import torch
 
 from pagedctl.engine.engine import Engine
 from pagedctl.engine.request import Request, SamplingParams
+from pagedctl_kernels.ops import linear
+from pagedctl_kernels.ops.row_blocks import packed_weight
 from tests.engine.harness import Trace, run, tiny_engine
 from tests.reference.tiny_models import VOCAB, TinyModel, tiny_model
 
@@ -41,14 +44,30 @@ def requests(count: int) -> list[Request]:
     ]
 
 
-def batched(engine: Engine, site: str) -> list[int]:
+@dataclass
+class PlainWeights:
+    """Weights as they were before a leaf packed them for its library."""
+
+    pairs: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
+
+    def packing(self, weight: torch.Tensor) -> torch.Tensor:
+        packed = packed_weight(weight)
+        self.pairs.append((packed, weight))
+        return packed
+
+    def of(self, weight: torch.Tensor) -> torch.Tensor:
+        """The plain weight of a packed one; another leaf's is plain already."""
+        return next((plain for packed, plain in self.pairs if packed is weight), weight)
+
+
+def batched(engine: Engine, site: str, plain: PlainWeights) -> list[int]:
     """Let *site* of *engine* multiply all rows in one library call; how many rows it met."""
     met: list[int] = []
     leaf: Any = getattr(engine.parts.plans, site).run
 
     def product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         met.append(len(x))
-        return x @ weight.T
+        return x @ plain.of(weight).T
 
     leaf.product = product
     return met
@@ -56,8 +75,12 @@ def batched(engine: Engine, site: str) -> list[int]:
 
 def alone_and_packed(folder: Path, site: str | None) -> tuple[Trace, Trace, list[int]]:
     """Request 0 by itself, then among sixteen, on an engine mutated at *site*."""
-    with tiny_engine(wide_model(), folder, dtype=torch.float32, prefix_cache=False) as engine:
-        met = [] if site is None else batched(engine, site)
+    plain = PlainWeights()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(linear, "packed_weight", plain.packing)
+        engine = tiny_engine(wide_model(), folder, dtype=torch.float32, prefix_cache=False)
+    with engine:
+        met = [] if site is None else batched(engine, site, plain)
         alone = run(engine, requests(1))
         packed = run(engine, requests(16))
     assert packed.max_rows == 16

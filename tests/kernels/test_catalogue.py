@@ -79,11 +79,14 @@ def test_every_leaf_takes_its_order_from_the_house() -> None:
 
 
 @pytest.mark.parametrize("op", ["gemm", "head"])
-def test_the_contract_takes_row_blocks_and_fast_takes_the_library(op: str) -> None:
+def test_packed_products_are_first_and_the_library_serves_fast_alone(op: str) -> None:
     site = next(one for one in decoder_sites("float32") if one.op == op)
     registry = house_registry()
-    assert registry.select(site, CPU, INVARIANT).leaf.name == f"torch.{op}_row_blocks"
-    assert registry.select(site, CPU, Requirement()).leaf.name == f"torch.{op}_library"
+    assert registry.select(site, CPU, INVARIANT).leaf.name == f"torch.{op}_packed"
+    assert registry.select(site, CPU, Requirement()).leaf.name == f"torch.{op}_packed"
+    wide = next(one for one in decoder_sites("float64") if one.op == op)
+    assert registry.select(wide, CPU, INVARIANT).leaf.name == f"torch.{op}_row_blocks"
+    assert registry.select(wide, CPU, Requirement()).leaf.name == f"torch.{op}_library"
     named = Requirement(names=(f"torch.{op}_library",), features=INVARIANT.features)
     with pytest.raises(NoLeafError, match="does not declare batch_invariant"):
         registry.select(site, CPU, named)
@@ -94,9 +97,9 @@ def test_bfloat16_projections_without_a_bias_stay_in_bfloat16() -> None:
         site = sites.gemm_site("proj", k=128, n=64, dtype=dtype, bias=bias)
         return house_registry().select(site, CPU, INVARIANT).leaf.name
 
-    assert chosen("bfloat16", False) == "torch.gemm_row_blocks_bfloat16"
+    assert chosen("bfloat16", False) == "torch.gemm_packed_bfloat16"
     assert chosen("bfloat16", True) == "torch.gemm_row_blocks"
-    assert chosen("float16", False) == "torch.gemm_row_blocks"
+    assert chosen("float16", False) == "torch.gemm_packed"
 
 
 def test_arithmetic_id_is_independent_of_fusion_layers_and_output_width() -> None:

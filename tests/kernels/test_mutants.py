@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from pagedctl_kernels.ops import gumbel_noise, halving_tree, philox
-from pagedctl_kernels.ops.attention import tiles, torch_reference, units
+from pagedctl_kernels.ops.attention import masks, tiles, torch_reference, units
 from pagedctl_kernels.ops.attention import torch_reference as attention
 from pagedctl_kernels.ops.qk_norm_rope_write import torch_reference as rope
 from pagedctl_kernels.ops.sample import draw, truncation
@@ -194,7 +194,7 @@ def ignore_offset(original: Any) -> Any:
 
 
 def write_padding_rows(original: Any) -> Any:
-    return lambda cache, rows, slots: original(cache, rows, slots.clamp(min=0))
+    return lambda *operands: original(*operands[:4], operands[4].clamp(min=0))
 
 
 def key_by_row(original: Any) -> Any:
@@ -257,12 +257,10 @@ def wrong_constant(original: Any) -> Any:
 
 
 MUTANTS = {
-    "last key dropped": Mutant(attention, "visible_keys", drop_last_key, attention_is_right),
-    "causal mask off by one": Mutant(
-        attention, "visible_keys", mask_off_by_one, attention_is_right
-    ),
+    "last key dropped": Mutant(masks, "visible_keys", drop_last_key, attention_is_right),
+    "causal mask off by one": Mutant(masks, "visible_keys", mask_off_by_one, attention_is_right),
     "window off by one": Mutant(
-        attention, "visible_keys", window_off_by_one, windowed_attention_is_right
+        masks, "visible_keys", window_off_by_one, windowed_attention_is_right
     ),
     "grouped heads flipped": Mutant(units, "build_units", flip_kv_head, attention_is_right),
     "last tile skipped": Mutant(units, "tile_range", one_short_of_a_tile, attention_is_right),

@@ -15,11 +15,10 @@ import torch
 from pagedctl_kernels.catalogue import house_registry
 from pagedctl_kernels.leaf import BATCH_INVARIANT, Requirement
 from pagedctl_kernels.machine import Machine, this_machine
-from pagedctl_kernels.ops import linear as linear_leaves
-from pagedctl_kernels.ops import product_check, row_blocks
-from pagedctl_kernels.ops.linear import NativeBlocksLinear, RowBlocksLinear
+from pagedctl_kernels.ops import product_check, product_payloads, row_blocks
+from pagedctl_kernels.ops.linear import RowBlocksLinear
 from pagedctl_kernels.ops.product_check import check_linear, check_tile_products
-from pagedctl_kernels.ops.torch_checks import TORCH_DTYPES, has_bfloat16_products
+from pagedctl_kernels.ops.torch_checks import TORCH_DTYPES
 from pagedctl_kernels.plan import LeafUnfit
 from pagedctl_kernels.plan import plan as plan_of
 from pagedctl_kernels.registry import NoLeafError
@@ -520,7 +519,7 @@ def test_the_comparison_of_bits_tells_zeros_apart_and_knows_a_nan() -> None:
 
 
 def test_the_payloads_hold_every_kind_of_number() -> None:
-    x, weight = product_check._payload(32, 64, 48, torch.float32)
+    x, weight = product_payloads.payload(32, 64, 48, torch.float32)
     spread = np.log2(np.abs(to_numpy(x[2::5])))
     assert spread.max() - spread.min() > 40
     assert (x[3::5].abs() < torch.finfo(torch.float32).tiny).any()
@@ -546,62 +545,3 @@ def test_small_model_shapes_keep_every_row_at_every_batch(
         packed = product(x, weight, leaf)
         for rows in range(1, 41):
             assert_same_bits(product(x[:rows], weight, leaf), packed[:rows], f"{rows} rows")
-
-
-needs_bfloat16 = pytest.mark.skipif(
-    not has_bfloat16_products(), reason="this CPU has no bfloat16 product instructions"
-)
-
-
-@needs_bfloat16
-@pytest.mark.parametrize(("k", "n"), [(128, 736), (96, 48), (33, 70), (576, 960)])
-def test_native_bfloat16_blocks_are_right_and_keep_a_rows_bits(k: int, n: int) -> None:
-    """Alone, in any company and at any batch size, whole and in shards of columns."""
-    x, weight = numbers(1, 150, k, dtype="bfloat16"), numbers(2, n, k, dtype="bfloat16")
-    whole = product(x, weight, "row_blocks_bfloat16")
-    assert whole.is_contiguous()
-    assert_close("linear", "bfloat16", whole, to_numpy(x) @ to_numpy(weight).T)
-    for rows in (1, 2, 15, 16, 17, 63, 64, 65, 80, 129):
-        assert_same_bits(product(x[:rows], weight, "row_blocks_bfloat16"), whole[:rows])
-    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(3))
-    assert_same_bits(product(x[order], weight, "row_blocks_bfloat16"), whole[order])
-    for start, end in ((0, 16), (16, n - n % 16)):
-        shard = product(x, weight[start:end], "row_blocks_bfloat16")
-        assert_same_bits(shard, whole[:, start:end].contiguous())
-    with threads(2):
-        assert_same_bits(product(x, weight, "row_blocks_bfloat16"), whole)
-
-
-@needs_bfloat16
-@pytest.mark.parametrize("rows", [16, 64])
-def test_native_blocks_whose_heights_disagree_are_refused(
-    monkeypatch: pytest.MonkeyPatch, rows: int
-) -> None:
-    """A planted library that rounds blocks of one height otherwise; the control passes."""
-    site = gemm_site("proj", k=131, n=48, dtype="bfloat16", bias=False)
-    check_linear.cache_clear()
-    NativeBlocksLinear(site, this_machine("cpu"))
-    honest, reached = torch.mm, []
-
-    def other(left: torch.Tensor, right: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
-        honest(left, right, out=out)
-        if len(left) == rows:
-            reached.append(rows)
-            out[3:4] *= 1 + 2**-7
-        return out
-
-    check_linear.cache_clear()
-    monkeypatch.setattr(row_blocks.torch, "mm", other)
-    try:
-        with pytest.raises(LeafUnfit, match="change a row's bits"):
-            NativeBlocksLinear(site, this_machine("cpu"))
-    finally:
-        check_linear.cache_clear()
-    assert reached
-
-
-def test_native_blocks_need_the_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(linear_leaves, "has_bfloat16_products", lambda: False)
-    site = gemm_site("proj", k=128, n=48, dtype="bfloat16", bias=False)
-    with pytest.raises(LeafUnfit, match="no bfloat16 product instructions"):
-        NativeBlocksLinear(site, this_machine("cpu"))

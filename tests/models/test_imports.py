@@ -12,7 +12,8 @@ import pagedctl.models
 TORCH_FREE = (
     "architecture builtin checkpoint_files checkpoint_index checkpoint_match config_json "
     "config_keys eos file_stamp inspection json_object locate model_digest reader resolve rope "
-    "rope_block rope_config safetensors_header spec tensor_parallel text_stream tokenizer_files windows"
+    "rope_block rope_config safetensors_header spec tensor_parallel text_stream "
+    "tokenizer_files windows"
 )
 HEAVY = ("torch", "numpy", "transformers", "tokenizers", "safetensors", "triton")
 

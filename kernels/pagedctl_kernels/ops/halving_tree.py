@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any, TypeVar
+
+import numpy as np
 import torch
 import torch.nn.functional as functional
+
+Sums = TypeVar("Sums", torch.Tensor, np.ndarray[Any, Any])
+
+FEW_VALUES = 1 << 15
+"""Up to here numpy adds: its calls cost a third of torch's, and torch would use one thread too."""
 
 
 def halving_tree_sum(values: torch.Tensor) -> torch.Tensor:
@@ -18,6 +26,12 @@ def halving_tree_sum(values: torch.Tensor) -> torch.Tensor:
         raise ValueError("halving_tree_sum needs at least one value")
     padded = 1 << (width - 1).bit_length()
     total = functional.pad(values, (0, padded - width)) if padded > width else values
+    if values.numel() <= FEW_VALUES:
+        return torch.from_numpy(_halved(total.numpy()))
+    return _halved(total)
+
+
+def _halved(total: Sums) -> Sums:
     while total.shape[-1] > 1:
         half = total.shape[-1] // 2
         total = total[..., :half] + total[..., half:]

@@ -138,7 +138,7 @@ class QkNormRopeWrite(Protocol):
 
         q_weight and k_weight D[Dh]; cos_sin A[P, rotary_dim] (cos half, sin half); positions
         int64[T]; slot_mapping int64[T] (block * block_size + offset; negative: writes
-        nothing); caches D[num_blocks, Hkv, block_size, Dh].
+        nothing); caches [num_blocks, Hkv, block_size, Dh] in the site's kv dtype.
         """
 
 
@@ -149,7 +149,7 @@ class Attention(Protocol[Work]):
     def __call__(
         self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, work: Work
     ) -> torch.Tensor:
-        """q D[T, Hq, Dh], caches D[num_blocks, Hkv, block_size, Dh] -> D[T, Hq, Dh]."""
+        """q D[T, Hq, Dh], caches [num_blocks, Hkv, block_size, Dh] -> D[T, Hq, Dh]."""
 
 
 class SiluMul(Protocol):

@@ -1,4 +1,4 @@
-"""The three CPU implementations of a linear layer; gemm and head differ in the output dtype."""
+"""The CPU implementations of a linear layer; gemm and head differ in the output dtype."""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ from pagedctl_kernels.house import CPU_ROW_BLOCK
 from pagedctl_kernels.leaf import CallSite
 from pagedctl_kernels.machine import Machine
 from pagedctl_kernels.ops.interfaces import PreparedLinear
+from pagedctl_kernels.ops.packed_check import check_packed
 from pagedctl_kernels.ops.product_check import Verdict, check_linear
 from pagedctl_kernels.ops.row_blocks import (
     aligned,
-    native_block_product,
+    has_packed_products,
     on_cache_line,
+    packed_product,
+    packed_weight,
     padded_columns,
     row_block_product,
     row_product,
@@ -32,7 +35,7 @@ from pagedctl_kernels.plan import LeafUnfit
 
 
 class _Linear:
-    """What the three share: operand checks and the facts of the call site.
+    """What they share: operand checks and the facts of the call site.
 
     ``compute`` and ``columns`` are the dtype and the height of the weight that a leaf prepares.
     """
@@ -72,21 +75,27 @@ class _Linear:
 
 
 class _WidenedLinear(_Linear):
-    """Weights widened to A, columns zero-padded to the library's inner width."""
+    """Weights widened to A, columns zero-padded to the library's inner width.
+
+    ``narrow``: products are taken in D, which the library sums in A and rounds once.
+    """
+
+    narrow = False
 
     def __init__(self, site: CallSite) -> None:
         super().__init__(site)
-        self.columns = padded_columns(self.n, str(site.facts["internal"]))
+        self.compute = self.dtype if self.narrow else self.internal
+        self.columns = padded_columns(self.n, str(self.compute).removeprefix("torch."))
 
     def prepare(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PreparedLinear:
         """weight D[N, K], bias D[N] or None; a float32 weight of a fitting width is not copied."""
         self.check_weight(weight, bias)
-        wide = weight.to(self.internal)
+        wide = weight.to(self.compute)
         if self.columns > self.n:
             wide = functional.pad(wide, (0, 0, 0, self.columns - self.n))
         return PreparedLinear(
             weight=wide.contiguous(),
-            bias=None if bias is None else bias.to(self.internal),
+            bias=None if bias is None else bias.to(self.compute),
             k=self.k,
             n=self.n,
         )
@@ -95,9 +104,9 @@ class _WidenedLinear(_Linear):
         raise NotImplementedError
 
     def __call__(self, x: torch.Tensor, prepared: PreparedLinear) -> torch.Tensor:
-        """x D[T, K] -> [T, N]: product and bias in A, then one rounding to the output dtype."""
+        """x D[T, K] -> [T, N]: product and bias, then one rounding to the output dtype."""
         self.check_input(x, prepared)
-        sums = self.product(x.to(self.internal), prepared.weight)
+        sums = self.product(x.to(self.compute), prepared.weight)
         if self.columns > self.n:
             sums = sums[:, : self.n].contiguous()
         if prepared.bias is not None:
@@ -119,38 +128,51 @@ class RowBlocksLinear(_WidenedLinear):
         return row_block_product(x, weight, self.short_blocks)
 
 
-class NativeBlocksLinear(_Linear):
-    """Row blocks in bfloat16 itself, where the CPU has instructions for it.
+class PackedLinear(_WidenedLinear):
+    """oneDNN's products with a weight packed once; a row's bits are its own.
+
+    ``heights``: the blocks it issues, which the check saw to give one another's bits. Raises
+    LeafUnfit where torch lacks these products or they do not keep a row's bits
+    (``packed_check``).
+    """
+
+    def __init__(self, site: CallSite, machine: Machine) -> None:
+        super().__init__(site)
+        self.require_products()
+        require_threads(site, machine)
+        require_ieee(site)
+        compute = str(self.compute).removeprefix("torch.")
+        verdict = check_packed(self.k, self.columns, compute, machine.threads)
+        if verdict.reason is not None:
+            raise LeafUnfit(verdict.reason)
+        self.heights = verdict.short_blocks
+
+    def require_products(self) -> None:
+        if not has_packed_products():
+            raise LeafUnfit("this build of torch has no packed products")
+
+    def prepare(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PreparedLinear:
+        """weight D[N, K], bias D[N] or None; the result's weight is opaque."""
+        prepared = super().prepare(weight, bias)
+        return replace(prepared, weight=packed_weight(prepared.weight))
+
+    def product(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return packed_product(x, weight, self.heights)
+
+
+class NativePackedLinear(PackedLinear):
+    """The same in bfloat16 itself, where the CPU has instructions for it.
 
     They round a product's sum once, as widened ones do, and flush subnormals: an order of its
     own. There is no bias, which would have to be added to the unrounded sum.
     """
 
-    def __init__(self, site: CallSite, machine: Machine) -> None:
-        super().__init__(site)
-        self.compute = self.dtype
+    narrow = True
+
+    def require_products(self) -> None:
+        super().require_products()
         if not has_bfloat16_products():
             raise LeafUnfit("this CPU has no bfloat16 product instructions")
-        self.padded = padded_columns(self.n, "bfloat16")
-        require_threads(site, machine)
-        require_ieee(site)
-        verdict = check_linear(self.k, self.padded, "bfloat16", machine.threads, CPU_ROW_BLOCK)
-        if verdict.reason is not None:
-            raise LeafUnfit(verdict.reason)
-
-    def prepare(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PreparedLinear:
-        """weight bfloat16[N, K], kept as [K, N] with N zero-padded."""
-        self.check_weight(weight, bias)
-        padded = functional.pad(weight, (0, 0, 0, self.padded - self.n))
-        return PreparedLinear(weight=padded.t().contiguous(), bias=None, k=self.k, n=self.n)
-
-    def stored_shape(self) -> tuple[int, int]:
-        return self.k, self.padded
-
-    def __call__(self, x: torch.Tensor, prepared: PreparedLinear) -> torch.Tensor:
-        """x bfloat16[T, K] -> bfloat16[T, N]."""
-        self.check_input(x, prepared)
-        return native_block_product(x, prepared.weight)[:, : self.n].contiguous()
 
 
 class PerRowLinear(_WidenedLinear):

@@ -18,11 +18,16 @@ from types import MappingProxyType
 import torch
 
 from pagedctl_kernels.house import CPU_ROW_BLOCK, TILE_KEYS
+from pagedctl_kernels.ops.product_payloads import (
+    KINDS,
+    address_offsets,
+    moved_by,
+    other_contents,
+    payload,
+)
 from pagedctl_kernels.ops.row_blocks import (
-    CACHE_LINE_BYTES,
     COLUMN_STEPS,
     aligned,
-    native_block_product,
     row_block_product,
     row_product,
     split_rows,
@@ -41,21 +46,17 @@ meet, so one batch of them tells as much.
 _DISTINCT_ROWS: Mapping[int, int] = MappingProxyType({CPU_ROW_BLOCK: 2 * CPU_ROW_BLOCK, 1: 10})
 """Rows drawn, by height of a product; a batch repeats them."""
 
-_TAIL = 5
-_STRIDE = 7
+TAIL = 5
+STRIDE = 7
 """Steps by which a batch takes its rows: it meets each of them, at other places than drawn."""
 
 _DISTINCT_TILES = 8
 _TILES_AT_ONCE = 37
 
-_DRAWN_COLUMNS = 1024
-_NARROWEST = 7
+NARROWEST = 7
 """Column steps of the narrowest weight drawn: a site of fewer columns is a shard of it."""
 
-_KINDS = 5
-"""Kinds of numbers in a payload (``_payload``); those of kind 0 are Gaussian."""
-
-_COMPARED_COLUMNS = 64
+COMPARED_COLUMNS = 64
 _GAUSSIAN_ERROR = 4
 """Units of roundoff times both norms that an IEEE product of Gaussian rows stays below.
 
@@ -66,8 +67,8 @@ rounded to bfloat16 or TF32 exceed it by far until K is a million.
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """``reason`` is None if the 16-row block keeps its bits; ``short_blocks`` (heights of
-    shorter blocks) were seen to give the same ones."""
+    """``reason`` is None if the 16-row block keeps its bits; ``short_blocks`` (heights at
+    which a batch may be issued beside it) were seen to give the same ones."""
 
     reason: str | None
     short_blocks: tuple[int, ...]
@@ -76,29 +77,27 @@ class Verdict:
 @cache
 def check_linear(k: int, columns: int, dtype: str, threads: int, height: int) -> Verdict:
     """Check products of *height* rows (16 or 1) with a [columns, k] weight, columns padded."""
-    width = max(columns, _NARROWEST * COLUMN_STEPS[dtype])
-    x, wide = _payload(_DISTINCT_ROWS[height], width, k, TORCH_DTYPES[dtype])
-    native = dtype == "bfloat16"
-    blocks = _native_blocks if native else row_block_product
-    product = _one_by_one if height == 1 else blocks
-    expected = torch.cat([product(rows, wide) for rows in split_rows(x, height)])
-    check = _LinearCheck(product, x, wide, columns, expected, threads)
+    width = max(columns, NARROWEST * COLUMN_STEPS[dtype])
+    x, wide = payload(_DISTINCT_ROWS[height], width, k, TORCH_DTYPES[dtype])
+    product, prepare = (row_product, aligned) if height == 1 else (row_block_product, _as_it_is)
+    whole = prepare(wide)
+    expected = torch.cat([product(rows, whole) for rows in split_rows(x, height)])
+    check = LinearCheck(product, prepare, x, wide, columns, expected, threads)
     failure = next(check.failures(_BATCHES[height], COLUMN_STEPS[dtype]), None)
     if failure is not None:
         reason = (
             f"[{height}, {k}] x [{k}, {columns}] {dtype} products at {threads} threads {failure}"
         )
         return Verdict(reason=reason, short_blocks=())
-    has_short = height > 1 and not native
-    return Verdict(reason=None, short_blocks=check.short_blocks() if has_short else ())
+    return Verdict(reason=None, short_blocks=check.short_blocks() if height > 1 else ())
 
 
 @cache
 def check_tile_products(head_dim: int, dtype: str, threads: int) -> Verdict:
     """Check the two products of attention: [16, head_dim] x [head_dim, 64] and its return."""
     count, drawn = _DISTINCT_TILES, TORCH_DTYPES[dtype]
-    rows, keys = _payload(count * CPU_ROW_BLOCK, count * TILE_KEYS, head_dim, drawn)
-    scores, _ = _payload(count * CPU_ROW_BLOCK, 1, TILE_KEYS, drawn)
+    rows, keys = payload(count * CPU_ROW_BLOCK, count * TILE_KEYS, head_dim, drawn)
+    scores, _ = payload(count * CPU_ROW_BLOCK, 1, TILE_KEYS, drawn)
     tiles = keys.view(count, TILE_KEYS, head_dim)
     short: tuple[int, ...] = SHORT_BLOCKS
     for name, left, right in (
@@ -124,13 +123,15 @@ def same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
 
 
 @dataclass(frozen=True)
-class _LinearCheck:
+class LinearCheck:
     """One payload: rows x, a weight, and each block's product taken alone (*expected*).
 
-    The call site's weight is the first *columns* of *wide*.
+    The call site's weight is the first *columns* of *wide*. ``product`` takes a weight that
+    ``prepare`` made, as a leaf's does.
     """
 
     product: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+    prepare: Callable[[torch.Tensor], torch.Tensor]
     x: torch.Tensor
     wide: torch.Tensor
     columns: int
@@ -144,7 +145,7 @@ class _LinearCheck:
     @property
     def ragged_batch(self) -> torch.Tensor:
         """Places of every row and a few more, which leave the last block padded."""
-        return torch.arange(len(self.x) + _TAIL) % len(self.x)
+        return torch.arange(len(self.x) + TAIL) % len(self.x)
 
     def agrees(self, got: torch.Tensor, places: torch.Tensor, first: int = 0) -> bool:
         """*got* has the bits of rows *places* of x, from column *first* on."""
@@ -160,23 +161,23 @@ class _LinearCheck:
             yield "differ from float64 ones by more than IEEE rounding"
 
     def is_ieee(self) -> bool:
-        x, weight = self.x[::_KINDS], self.weight[: _COMPARED_COLUMNS * _KINDS : _KINDS]
-        got = self.expected[::_KINDS, : self.columns][:, : _COMPARED_COLUMNS * _KINDS : _KINDS]
+        x, weight = self.x[::KINDS], self.weight[: COMPARED_COLUMNS * KINDS : KINDS]
+        got = self.expected[::KINDS, : self.columns][:, : COMPARED_COLUMNS * KINDS : KINDS]
         return _rounds_like_ieee(x, weight, got, _GAUSSIAN_ERROR)
 
     def _row_conditions(self, batches: tuple[int, ...]) -> Iterator[str]:
         """What surrounds a row: its batch, its place, the other rows, the threads."""
-        x, weight = self.x, self.weight
+        x, weight = self.x, self.prepare(self.weight)
         for rows in batches:
-            places = torch.arange(rows) * _STRIDE % len(x)
+            places = torch.arange(rows) * STRIDE % len(x)
             if not self.agrees(self.product(x[places], weight), places):
                 yield f"batching and permuting ({rows} rows)"
         places = self.ragged_batch
         packed, strangers = x[places], torch.arange(len(places)) % 3 != 1
-        with _threads(1 if self.threads > 1 else 2):
+        with threads_at(1 if self.threads > 1 else 2):
             if not self.agrees(self.product(packed, weight), places):
                 yield "thread count"
-        packed[strangers] = _strangers(packed[strangers])
+        packed[strangers] = other_contents(packed[strangers])
         if not self.agrees(self.product(packed, weight)[~strangers], places[~strangers]):
             yield "other rows' contents"
 
@@ -185,19 +186,20 @@ class _LinearCheck:
         places = self.ragged_batch
         packed = self.x[places]
         for start, end in _column_ranges(len(self.wide), step):
-            shard = self.wide[start:end].clone()
+            shard = self.prepare(self.wide[start:end].clone())
             if not self.agrees(self.product(packed, shard), places, start):
                 yield f"columns {start}..{end} taken apart"
-        for offset in _address_offsets(packed):
-            moved = self.product(_moved(packed, offset), _moved(self.weight, offset))
+        for offset in address_offsets(packed):
+            weight = self.prepare(moved_by(self.weight, offset))
+            moved = self.product(moved_by(packed, offset), weight)
             if not self.agrees(moved, places):
                 yield f"memory alignment ({offset} bytes past a cache line)"
 
     def short_blocks(self) -> tuple[int, ...]:
         """Heights of shorter blocks that give the full block's bits wherever the weight lies."""
         agreeing: tuple[int, ...] = SHORT_BLOCKS
-        for offset in (0, *_address_offsets(self.x)):
-            weight = _moved(self.weight, offset) if offset else self.weight
+        for offset in (0, *address_offsets(self.x)):
+            weight = moved_by(self.weight, offset) if offset else self.weight
             agreeing = tuple(h for h in agreeing if self._short_block_agrees(h, weight))
         return agreeing
 
@@ -205,7 +207,7 @@ class _LinearCheck:
         """A whole block of *height* rows and a padded one, at one thread and at the leaf's."""
         blocks = (torch.arange(height), torch.arange(CPU_ROW_BLOCK - height + 1, CPU_ROW_BLOCK))
         for count in sorted({1, self.threads}):
-            with _threads(count):
+            with threads_at(count):
                 for places in blocks:
                     if not self.agrees(
                         row_block_product(self.x[places], weight, (height,)), places
@@ -214,14 +216,8 @@ class _LinearCheck:
         return True
 
 
-def _one_by_one(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """Products of one row, the weight aligned as a leaf's ``prepare`` does."""
-    return row_product(x, aligned(weight))
-
-
-def _native_blocks(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """Products of bfloat16 blocks, the weight laid out as a leaf's ``prepare`` does."""
-    return native_block_product(x, weight.t().contiguous())
+def _as_it_is(weight: torch.Tensor) -> torch.Tensor:
+    return weight
 
 
 def _rounds_like_ieee(
@@ -243,8 +239,8 @@ def _tile_failures(
     """Conditions under which a batched product of tiles fails, as the end of a sentence."""
     for condition in _tile_conditions(left, right, expected, threads):
         yield f"change a row's bits with {condition}"
-    rows, columns = left[0, ::_KINDS], right[0].t()[::_KINDS]
-    if not _rounds_like_ieee(rows, columns, expected[0, ::_KINDS, ::_KINDS], left.shape[2]):
+    rows, columns = left[0, ::KINDS], right[0].t()[::KINDS]
+    if not _rounds_like_ieee(rows, columns, expected[0, ::KINDS, ::KINDS], left.shape[2]):
         yield "differ from float64 ones by more than IEEE rounding"
 
 
@@ -259,10 +255,10 @@ def _tile_conditions(
     if not same_bits(torch.bmm(left[:, order], right), expected[:, order]):
         yield "row permutation"
     kept, strangers = left.clone(), torch.arange(left.shape[1]) % 3 != 1
-    kept[:, strangers] = _strangers(left[:, strangers])
+    kept[:, strangers] = other_contents(left[:, strangers])
     if not same_bits(torch.bmm(kept, right)[:, ~strangers], expected[:, ~strangers]):
         yield "other rows' contents"
-    with _threads(1 if threads > 1 else 2):
+    with threads_at(1 if threads > 1 else 2):
         if not same_bits(torch.bmm(left, right), expected):
             yield "thread count"
 
@@ -272,7 +268,7 @@ def _short_tile_agrees(
 ) -> bool:
     """Tiles of *height* rows give the full tile's bits, at one thread and at *threads*."""
     for count in sorted({1, threads}):
-        with _threads(count):
+        with threads_at(count):
             short = [torch.bmm(rows, right) for rows in torch.split(left, height, dim=1)]
         if not same_bits(torch.cat(short, dim=1), expected):
             return False
@@ -286,58 +282,8 @@ def _column_ranges(columns: int, step: int) -> list[tuple[int, int]]:
     return list(pairwise(sorted(cut * step for cut in cuts)))
 
 
-def _payload(
-    rows: int, columns: int, k: int, dtype: torch.dtype
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """x [rows, k] and a weight [columns, k], the five kinds of numbers in turn down each.
-
-    Every kind of row meets every kind of column: Gaussian, cancelling (pairs that almost
-    annihilate), wide-exponent (2^-30 to 2^30), subnormal, and zeros (all +0, all -0, mixed).
-    A wide weight repeats the columns it drew.
-    """
-    generator = torch.Generator().manual_seed(1)
-    x = _numbers(rows, k, dtype, generator)
-    weight = _numbers(min(columns, _DRAWN_COLUMNS), k, dtype, generator)
-    x[3::_KINDS] *= torch.finfo(dtype).tiny
-    x[1::_KINDS, 1 : k - k % 2 : 2] *= -(1 + 1e-6)
-    return x, weight.repeat(-(-columns // weight.shape[0]), 1)[:columns]
-
-
-def _numbers(rows: int, k: int, dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-    numbers = torch.randn(rows, k, generator=generator, dtype=dtype)
-    even = k - k % 2
-    numbers[1::_KINDS, 1:even:2] = numbers[1::_KINDS, 0:even:2]
-    exponents = torch.randint(-30, 31, numbers[2::_KINDS].shape, generator=generator)
-    numbers[2::_KINDS] *= torch.exp2(exponents.to(dtype))
-    numbers[3::_KINDS] *= 2.0**-4
-    numbers[4::_KINDS] *= 0.0
-    numbers[4:5], numbers[9:10] = 0.0, -0.0
-    return numbers
-
-
-def _strangers(rows: torch.Tensor) -> torch.Tensor:
-    """Other contents of the same shape: large values, and what is not a number at all."""
-    others = rows.flip(-1) * 1024
-    others[..., 0, :] = torch.nan
-    others[..., -1, :] = torch.inf
-    return others
-
-
-def _address_offsets(matrix: torch.Tensor) -> tuple[int, ...]:
-    """Bytes past a cache line at which operands are tried: one element, and half a line."""
-    return matrix.itemsize, CACHE_LINE_BYTES // 2
-
-
-def _moved(matrix: torch.Tensor, offset: int) -> torch.Tensor:
-    """The same values *offset* bytes past an allocation's start."""
-    before = offset // matrix.itemsize
-    storage = matrix.new_empty(matrix.numel() + before)
-    storage[before:] = matrix.reshape(-1)
-    return storage[before:].view(matrix.shape)
-
-
 @contextmanager
-def _threads(count: int) -> Iterator[None]:
+def threads_at(count: int) -> Iterator[None]:
     """Run a block at *count* intra-op threads and restore the count."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)

@@ -9,7 +9,7 @@ from pagedctl_kernels.leaf import (
     Capability,
     LeafSpec,
     Limit,
-    formats,
+    cache_formats,
 )
 from pagedctl_kernels.sites import DTYPES
 
@@ -17,7 +17,7 @@ REFERENCE = LeafSpec(
     name="torch.attention",
     op="attention",
     entry="pagedctl_kernels.ops.attention.torch_reference:build",
-    formats=formats("x", "kv", dtypes=DTYPES),
+    formats=cache_formats(dtypes=DTYPES),
     capability=Capability(kind="cpu"),
     order=ATTENTION_CPU,
     limits=(

@@ -36,7 +36,7 @@ from pagedctl_kernels.ops.torch_checks import (
 )
 from pagedctl_kernels.plan import LeafUnfit
 
-KEY_BYTES_AT_ONCE = 4 * 2**20
+KEY_BYTES_AT_ONCE = 16 * 2**20
 """Gathered keys of one part: what stays in a core's cache, and bounds memory."""
 
 
@@ -56,6 +56,7 @@ class TorchAttention:
             window=None if window is None else int_fact(site, "window"),
         )
         self.dtype = operand_dtype(site, "x")
+        self.kv_dtype = operand_dtype(site, "kv")
         self.internal = dtype_fact(site, "internal")
         self.p_dtype = dtype_fact(site, "softmax_p_dtype")
         self.scale = math.log2(math.e) / math.sqrt(self.head_dim)
@@ -83,9 +84,9 @@ class TorchAttention:
     ) -> torch.Tensor:
         """q D[T, Hq, Dh] -> D[T, Hq, Dh]; the step's own keys are in the caches already.
 
-        Caches D[num_blocks, Hkv, block_size, Dh], contiguous. Rows of q past the metadata's
-        last query give zeros. Order: ``split_states`` of each unit and split, then ``merge``
-        left to right.
+        Caches [num_blocks, Hkv, block_size, Dh] in the site's kv dtype, contiguous. Rows of q
+        past the metadata's last query give zeros. Order: ``split_states`` of each unit and
+        split, then ``merge`` left to right.
         """
         self._check(q, k_cache, v_cache, work)
         queries = _with_padding_row(q, self.internal)
@@ -93,30 +94,31 @@ class TorchAttention:
         keys, values = k_cache.view(-1, run_width), v_cache.view(-1, run_width)
         out = torch.zeros_like(queries, dtype=self.dtype)
         for chunk in work.chunks:
-            states = self._empty_states(chunk)
-            for part in chunk.parts:
-                states.put(part.items, self._part_states(part, queries, keys, values, work))
+            states = self._chunk_states(chunk, queries, keys, values)
             rows = output_rows(merge_units(states, chunk), self.dtype)
             out[chunk.query_rows] = rows.view(-1, self.head_dim)
         return out[1:].view(q.shape)
 
-    def _part_states(
-        self,
-        part: Part,
-        queries: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        work: AttentionWork,
+    def _chunk_states(
+        self, chunk: Chunk, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
     ) -> State:
-        """States of one part's items; keys and values are the caches viewed [runs, run * Dh]."""
-        steps = torch.arange(part.tiles * (TILE_KEYS // self.geometry.run))
-        runs = work.cache_runs[part.key_place.unsqueeze(1) + steps] + part.head_runs.unsqueeze(1)
+        """States of a chunk's items; keys and values are the caches viewed [runs, run * Dh]."""
+        if len(chunk.parts) == 1:
+            return self._part_states(chunk.parts[0], queries, keys, values)
+        states = self._empty_states(chunk)
+        for part in chunk.parts:
+            states.put(part.items, self._part_states(part, queries, keys, values))
+        return states
+
+    def _part_states(
+        self, part: Part, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
+    ) -> State:
         shape = (len(part.items), part.tiles, TILE_KEYS, self.head_dim)
-        k = keys.index_select(0, runs.view(-1)).to(self.internal).view(shape)
-        v = values.index_select(0, runs.view(-1)).to(self.internal).view(shape)
+        k = keys.index_select(0, part.runs).to(self.internal).view(shape)
+        v = values.index_select(0, part.runs).to(self.internal).view(shape)
         scores = score_tiles(queries[part.query_rows], k, self.scale)
-        if not part.interior:
-            hide_keys(scores, v, part, self.geometry.window)
+        if part.mask is not None:
+            part.mask.hide(scores, v)
         return split_states(scores, v, self.p_dtype)
 
     def _empty_states(self, chunk: Chunk) -> State:
@@ -138,7 +140,7 @@ class TorchAttention:
         expect("attention: q", q, self.dtype, ("T", geometry.q_heads, self.head_dim))
         blocks = ("num_blocks", geometry.kv_heads, geometry.block_size, self.head_dim)
         for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
-            expect(f"attention: {name}", cache, self.dtype, blocks)
+            expect(f"attention: {name}", cache, self.kv_dtype, blocks)
             if not cache.is_contiguous():
                 raise ValueError(f"attention: {name} must be contiguous")
         if q.shape[0] < work.num_tokens:
@@ -153,34 +155,10 @@ class TorchAttention:
             )
 
 
-def hide_keys(scores: torch.Tensor, v: torch.Tensor, part: Part, window: int | None) -> None:
-    """Mask in place: scores A[I, n, h, 64] of keys that a row does not see become -infinity,
-    values A[I, n, 64, Dh] that no row sees become zero (what lies there may be anything)."""
-    items, tiles, rows, keys = scores.shape
-    at = part.positions.view(items, 1, rows, 1)
-    key_positions = part.first_key.unsqueeze(1) + torch.arange(tiles * keys)
-    key_positions = key_positions.view(items, tiles, 1, keys)
-    scores.masked_fill_(~visible_keys(key_positions, at, at, window), -torch.inf)
-    first, last = at.amin(dim=2, keepdim=True), at.amax(dim=2, keepdim=True)
-    unseen = ~visible_keys(key_positions, first, last, window)
-    v.view(-1, v.shape[-1]).index_fill_(0, unseen.view(-1).nonzero().squeeze(-1), 0)
-
-
-def visible_keys(
-    keys: torch.Tensor, first: torch.Tensor, last: torch.Tensor, window: int | None
-) -> torch.Tensor:
-    """Which key positions any of the rows at positions first..last sees, as bool; broadcasts.
-
-    A row at p sees key j iff j <= p and, with a window of W keys, j > p - W.
-    """
-    visible = keys <= last
-    if window is not None:
-        visible &= keys > first - window
-    return visible
-
-
 def merge_units(states: State, chunk: Chunk) -> State:
     """Merge each unit's splits left to right: items' states -> units' states."""
+    if len(chunk.units_with) == 1:
+        return states
     merged = states.at(chunk.first_item)
     for split, count in enumerate(chunk.units_with[1:], start=1):
         left = State(merged.maximum[:count], merged.total[:count], merged.accumulator[:count])

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from pagedctl_kernels.house import CPU_ROW_BLOCK, SPLIT_TOKENS, TILE_KEYS
+from pagedctl_kernels.ops.attention.masks import Mask, build_mask
 from pagedctl_kernels.ops.interfaces import AttentionMetadata
 
 if TYPE_CHECKING:
@@ -98,23 +99,28 @@ class Units:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CacheRuns:
+    """``runs`` int64: rows of kv head 0 in the cache viewed [runs, run * Dh], sequence after
+    sequence; ``places`` [S]: where each sequence's begin."""
+
+    runs: Ints
+    places: Ints
+
+
+@dataclass(frozen=True, kw_only=True)
 class Part:
     """I items of one chunk that need the same number of tiles of their splits.
 
-    ``interior``: every row sees every key. ``items`` int64[I]: place among the chunk's items.
-    ``query_rows`` and ``positions`` int64[I, height] are the units'. ``first_key`` int64[I]:
-    absolute position of the first tile's first key; ``key_place`` int64[I]: the place of that
-    key's run in the work's ``cache_runs``; ``head_runs`` int64[I]: what the kv head adds.
+    ``items`` int64[I]: place among the chunk's items, ascending. ``query_rows`` int64[I, height]
+    are the units'. ``runs`` int64: rows of the cache viewed [runs, run * Dh], item after item,
+    that hold the tiles' keys. ``mask`` is None if every row sees every key.
     """
 
     tiles: int
-    interior: bool
     items: torch.Tensor
     query_rows: torch.Tensor
-    positions: torch.Tensor
-    first_key: torch.Tensor
-    key_place: torch.Tensor
-    head_runs: torch.Tensor
+    runs: torch.Tensor
+    mask: Mask | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,12 +142,10 @@ class Chunk:
 class AttentionWork:
     """One step's work: built once, used by every layer.
 
-    ``cache_runs`` int64[places]: rows of kv head 0 in the cache viewed [runs, run * Dh],
-    sequence after sequence. ``block_range``: lowest and highest block read.
+    ``block_range``: lowest and highest block read.
     """
 
     num_tokens: int
-    cache_runs: torch.Tensor
     block_range: tuple[int, int]
     chunks: tuple[Chunk, ...]
 
@@ -232,14 +236,15 @@ def build_work(
             batch.block_tables, batch.seq_lens, batch.query_lens, strict=True
         )
     ]
-    places = _starts(np.array([len(of_sequence) for of_sequence in runs], dtype=np.int64))
-    cache_runs = np.concatenate([*runs, nothing])
+    cache = CacheRuns(
+        runs=np.concatenate([*runs, nothing]),
+        places=_starts(np.array([len(of_sequence) for of_sequence in runs], dtype=np.int64)),
+    )
     return AttentionWork(
         num_tokens=int(batch.query_start[-1]),
-        cache_runs=torch.from_numpy(cache_runs),
-        block_range=_block_range(cache_runs, geometry),
+        block_range=_block_range(cache.runs, geometry),
         chunks=tuple(
-            _build_chunk(units.take(slice(start, end)), geometry, places, max_items)
+            _build_chunk(units.take(slice(start, end)), geometry, cache, max_items)
             for start, end in _chunk_ranges(units, max_items)
         ),
     )
@@ -258,7 +263,7 @@ def _head_zero_runs(table: Ints, length: int, computed: int, geometry: Geometry)
     return runs
 
 
-def _build_chunk(units: Units, geometry: Geometry, places: Ints, max_items: int) -> Chunk:
+def _build_chunk(units: Units, geometry: Geometry, cache: CacheRuns, max_items: int) -> Chunk:
     splits = units.splits
     first_item = _starts(splits)
     unit = np.repeat(np.arange(len(splits)), splits)
@@ -267,8 +272,9 @@ def _build_chunk(units: Units, geometry: Geometry, places: Ints, max_items: int)
     high = np.minimum(units.end_tile[unit] - split * TILES_PER_SPLIT, TILES_PER_SPLIT)
     tiles = high - low
     first_key = (split * TILES_PER_SPLIT + low) * TILE_KEYS
-    interior = _all_visible(units.take(unit), first_key, tiles * TILE_KEYS, geometry.window)
-    kinds = tiles * 2 + interior
+    kinds = tiles * 2
+    if len(unit) > len(splits):  # short sequences: fewer parts cost less than masks save
+        kinds += _all_visible(units.take(unit), first_key, tiles * TILE_KEYS, geometry.window)
     parts = []
     for kind in np.unique(kinds).tolist():
         members = np.flatnonzero(kinds == kind)
@@ -276,7 +282,7 @@ def _build_chunk(units: Units, geometry: Geometry, places: Ints, max_items: int)
             items = members[begin : begin + max_items]
             of_items = units.take(unit[items])
             parts.append(
-                _build_part(items, of_items, first_key[items], divmod(kind, 2), geometry, places)
+                _build_part(items, of_items, first_key[items], divmod(kind, 2), geometry, cache)
             )
     height = int(units.height[0])
     return Chunk(
@@ -295,23 +301,26 @@ def _build_part(
     first_key: Ints,
     kind: tuple[int, int],
     geometry: Geometry,
-    places: Ints,
+    cache: CacheRuns,
 ) -> Part:
     """The tensors of *items*, whose units and first keys are given item by item.
 
-    *kind* is the number of tiles, and 1 if every row sees every key.
+    *kind* is the number of tiles, and 1 if every row is known to see every key.
     """
-    height = int(units.height[0])
-    runs_per_head = geometry.runs_per_block // geometry.kv_heads
+    height, tiles = int(units.height[0]), kind[0]
+    place = cache.places[units.sequence] + first_key // geometry.run
+    steps = np.arange(tiles * TILE_KEYS // geometry.run)
+    of_head = units.kv_head * (geometry.runs_per_block // geometry.kv_heads)
+    runs = cache.runs[place[:, None] + steps] + of_head[:, None]
+    positions = torch.from_numpy(units.positions[:, :height])
     return Part(
-        tiles=kind[0],
-        interior=bool(kind[1]),
+        tiles=tiles,
         items=torch.from_numpy(items),
         query_rows=torch.from_numpy(units.query_rows[:, :height]),
-        positions=torch.from_numpy(units.positions[:, :height]),
-        first_key=torch.from_numpy(first_key),
-        key_place=torch.from_numpy(places[units.sequence] + first_key // geometry.run),
-        head_runs=torch.from_numpy(units.kv_head * runs_per_head),
+        runs=torch.from_numpy(runs.reshape(-1)),
+        mask=None
+        if kind[1]
+        else build_mask(positions, torch.from_numpy(first_key), tiles, geometry.window),
     )
 
 

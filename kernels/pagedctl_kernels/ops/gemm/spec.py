@@ -1,8 +1,14 @@
-"""The leaves of gemm: the contract's row blocks, their stand-in, and the library's own call."""
+"""The leaves of gemm: packed products, row blocks, their stand-in, and the library's own call."""
 
 from __future__ import annotations
 
-from pagedctl_kernels.house import GEMM_CPU, GEMM_CPU_BFLOAT16, GEMM_CPU_LIBRARY, GEMM_CPU_PER_ROW
+from pagedctl_kernels.house import (
+    GEMM_CPU,
+    GEMM_CPU_BFLOAT16,
+    GEMM_CPU_LIBRARY,
+    GEMM_CPU_PACKED,
+    GEMM_CPU_PER_ROW,
+)
 from pagedctl_kernels.leaf import (
     BATCH_INVARIANT,
     DETERMINISTIC,
@@ -27,16 +33,28 @@ ROW_BLOCKS = LeafSpec(
     priority=10,
 )
 
-NATIVE_BLOCKS = LeafSpec(
-    name="torch.gemm_row_blocks_bfloat16",
+PACKED = LeafSpec(
+    name="torch.gemm_packed",
     op="gemm",
-    entry="pagedctl_kernels.ops.gemm.torch_reference:build_native_blocks",
+    entry="pagedctl_kernels.ops.gemm.torch_reference:build_packed",
+    formats=formats("x", "w", "y", dtypes=("float32", "float16")),
+    capability=Capability(kind="cpu"),
+    order=GEMM_CPU_PACKED,
+    limits=(Limit(fact="k", minimum=2),),
+    features=frozenset({BATCH_INVARIANT, DETERMINISTIC}),
+    priority=25,
+)
+
+NATIVE_PACKED = LeafSpec(
+    name="torch.gemm_packed_bfloat16",
+    op="gemm",
+    entry="pagedctl_kernels.ops.gemm.torch_reference:build_native_packed",
     formats=formats("x", "w", "y", dtypes=("bfloat16",)),
     capability=Capability(kind="cpu"),
     order=GEMM_CPU_BFLOAT16,
     limits=(Limit(fact="k", minimum=2), Limit(fact="bias", allowed=(False,))),
     features=frozenset({BATCH_INVARIANT, DETERMINISTIC}),
-    priority=15,
+    priority=30,
 )
 
 PER_ROW = LeafSpec(
@@ -61,4 +79,4 @@ LIBRARY = LeafSpec(
     priority=20,
 )
 
-LEAVES: tuple[LeafSpec, ...] = (NATIVE_BLOCKS, ROW_BLOCKS, PER_ROW, LIBRARY)
+LEAVES: tuple[LeafSpec, ...] = (NATIVE_PACKED, PACKED, ROW_BLOCKS, PER_ROW, LIBRARY)

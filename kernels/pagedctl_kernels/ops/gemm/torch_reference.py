@@ -6,7 +6,8 @@ from pagedctl_kernels.leaf import CallSite
 from pagedctl_kernels.machine import Machine
 from pagedctl_kernels.ops.linear import (
     LibraryLinear,
-    NativeBlocksLinear,
+    NativePackedLinear,
+    PackedLinear,
     PerRowLinear,
     RowBlocksLinear,
 )
@@ -17,9 +18,14 @@ def build_row_blocks(site: CallSite, machine: Machine) -> RowBlocksLinear:
     return RowBlocksLinear(site, machine)
 
 
-def build_native_blocks(site: CallSite, machine: Machine) -> NativeBlocksLinear:
+def build_packed(site: CallSite, machine: Machine) -> PackedLinear:
+    """Raises LeafUnfit without oneDNN, or if it does not keep a row's bits."""
+    return PackedLinear(site, machine)
+
+
+def build_native_packed(site: CallSite, machine: Machine) -> NativePackedLinear:
     """Raises LeafUnfit without bfloat16 instructions, or if they do not keep a row's bits."""
-    return NativeBlocksLinear(site, machine)
+    return NativePackedLinear(site, machine)
 
 
 def build_per_row(site: CallSite, machine: Machine) -> PerRowLinear:

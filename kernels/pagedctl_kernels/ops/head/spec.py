@@ -1,8 +1,13 @@
-"""The leaves of head: the contract's row blocks, their stand-in, and the library's own call."""
+"""The leaves of head: packed products, row blocks, their stand-in, and the library's own call."""
 
 from __future__ import annotations
 
-from pagedctl_kernels.house import HEAD_CPU, HEAD_CPU_LIBRARY, HEAD_CPU_PER_ROW
+from pagedctl_kernels.house import (
+    HEAD_CPU,
+    HEAD_CPU_LIBRARY,
+    HEAD_CPU_PACKED,
+    HEAD_CPU_PER_ROW,
+)
 from pagedctl_kernels.leaf import (
     BATCH_INVARIANT,
     DETERMINISTIC,
@@ -27,6 +32,18 @@ ROW_BLOCKS = LeafSpec(
     priority=10,
 )
 
+PACKED = LeafSpec(
+    name="torch.head_packed",
+    op="head",
+    entry="pagedctl_kernels.ops.head.torch_reference:build_packed",
+    formats=formats("x", "w", dtypes=("float32", "bfloat16", "float16")),
+    capability=Capability(kind="cpu"),
+    order=HEAD_CPU_PACKED,
+    limits=(Limit(fact="k", minimum=2),),
+    features=frozenset({BATCH_INVARIANT, DETERMINISTIC}),
+    priority=25,
+)
+
 PER_ROW = LeafSpec(
     name="torch.head_per_row",
     op="head",
@@ -49,4 +66,4 @@ LIBRARY = LeafSpec(
     priority=20,
 )
 
-LEAVES: tuple[LeafSpec, ...] = (ROW_BLOCKS, PER_ROW, LIBRARY)
+LEAVES: tuple[LeafSpec, ...] = (PACKED, ROW_BLOCKS, PER_ROW, LIBRARY)

@@ -4,12 +4,22 @@ from __future__ import annotations
 
 from pagedctl_kernels.leaf import CallSite
 from pagedctl_kernels.machine import Machine
-from pagedctl_kernels.ops.linear import LibraryLinear, PerRowLinear, RowBlocksLinear
+from pagedctl_kernels.ops.linear import (
+    LibraryLinear,
+    PackedLinear,
+    PerRowLinear,
+    RowBlocksLinear,
+)
 
 
 def build_row_blocks(site: CallSite, machine: Machine) -> RowBlocksLinear:
     """Raises LeafUnfit if this machine's library does not keep a row's bits."""
     return RowBlocksLinear(site, machine)
+
+
+def build_packed(site: CallSite, machine: Machine) -> PackedLinear:
+    """Raises LeafUnfit without oneDNN, or if it does not keep a row's bits."""
+    return PackedLinear(site, machine)
 
 
 def build_per_row(site: CallSite, machine: Machine) -> PerRowLinear:

@@ -9,7 +9,7 @@ from pagedctl_kernels.leaf import (
     Capability,
     LeafSpec,
     Limit,
-    formats,
+    cache_formats,
 )
 from pagedctl_kernels.sites import DTYPES, NORM_CASTS
 
@@ -17,7 +17,7 @@ REFERENCE = LeafSpec(
     name="torch.qk_norm_rope_write",
     op="qk_norm_rope_write",
     entry="pagedctl_kernels.ops.qk_norm_rope_write.torch_reference:build",
-    formats=formats("x", "kv", dtypes=DTYPES),
+    formats=cache_formats(dtypes=DTYPES),
     capability=Capability(kind="cpu"),
     order=QK_ROPE_CPU,
     limits=(

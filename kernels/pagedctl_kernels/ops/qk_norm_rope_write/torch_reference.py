@@ -27,6 +27,7 @@ class TorchQkNormRopeWrite:
         self.eps = float_fact(site, "eps")
         self.norm_cast = str(site.facts["norm_cast"])
         self.dtype = operand_dtype(site, "x")
+        self.kv_dtype = operand_dtype(site, "kv")
         self.internal = dtype_fact(site, "internal")
         if self.rotary_dim > self.head_dim:
             raise ValueError(f"rotary_dim {self.rotary_dim} is above head_dim {self.head_dim}")
@@ -49,18 +50,16 @@ class TorchQkNormRopeWrite:
         """
         self._check(qkv, q_weight, k_weight, cos_sin, positions, slot_mapping, k_cache, v_cache)
         heads = qkv.reshape(qkv.shape[0], self.q_heads + 2 * self.kv_heads, self.head_dim)
-        q, kv = heads[:, : self.q_heads], heads[:, self.q_heads :]
-        k, v = kv.chunk(2, dim=1)
+        qk, v = torch.split(heads, [self.q_heads + self.kv_heads, self.kv_heads], dim=1)
+        if q_weight is not None and k_weight is not None:
+            q, k = torch.split(qk, [self.q_heads, self.kv_heads], dim=1)
+            qk = torch.cat([self._normed(q, q_weight), self._normed(k, k_weight)], dim=1)
         cos, sin = cos_sin.index_select(0, positions).unsqueeze(1).chunk(2, dim=-1)
-        q = rotate(self._normed(q, q_weight), cos, sin)
-        k = rotate(self._normed(k, k_weight), cos, sin)
-        write_cache(k_cache, k, slot_mapping)
-        write_cache(v_cache, v, slot_mapping)
+        q, k = torch.split(rotate(qk, cos, sin), [self.q_heads, self.kv_heads], dim=1)
+        write_cache(k_cache, v_cache, k, v, slot_mapping)
         return q
 
-    def _normed(self, heads: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
-        if weight is None:
-            return heads
+    def _normed(self, heads: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return rms_normalise(heads, weight, eps=self.eps, norm_cast=self.norm_cast)
 
     def _check(
@@ -87,8 +86,8 @@ class TorchQkNormRopeWrite:
         expect(f"{what}: positions", positions, torch.int64, (qkv.shape[0],))
         expect(f"{what}: slot_mapping", slot_mapping, torch.int64, (qkv.shape[0],))
         blocks = ("num_blocks", self.kv_heads, self.block_size, self.head_dim)
-        expect(f"{what}: k_cache", k_cache, self.dtype, blocks)
-        expect(f"{what}: v_cache", v_cache, self.dtype, blocks)
+        expect(f"{what}: k_cache", k_cache, self.kv_dtype, blocks)
+        expect(f"{what}: v_cache", v_cache, self.kv_dtype, blocks)
 
 
 def rotate(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
@@ -100,12 +99,25 @@ def rotate(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.T
     return torch.cat([*(part.to(heads.dtype) for part in turned), heads[..., 2 * half :]], dim=-1)
 
 
-def write_cache(cache: torch.Tensor, rows: torch.Tensor, slot_mapping: torch.Tensor) -> None:
-    """Write rows D[T, Hkv, Dh] at slot = block * block_size + offset; a negative slot is none."""
+def write_cache(
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    slot_mapping: torch.Tensor,
+) -> None:
+    """Write k and v D[T, Hkv, Dh], rounded to the caches' dtype, at slot = block * block_size +
+    offset; a negative slot is none."""
     written = slot_mapping >= 0
-    slots = slot_mapping[written]
-    blocks, offsets = cache_address(slots, cache.shape[2])
-    cache[blocks, :, offsets] = rows[written]
+    if not written.all():
+        k, v, slot_mapping = k[written], v[written], slot_mapping[written]
+    _, kv_heads, block_size, head_dim = k_cache.shape
+    blocks, offsets = cache_address(slot_mapping, block_size)
+    heads = torch.arange(0, kv_heads * block_size, block_size)
+    rows = (blocks * (kv_heads * block_size) + offsets).unsqueeze(1) + heads
+    for cache, values in ((k_cache, k), (v_cache, v)):
+        lines = values.reshape(-1, head_dim).to(cache.dtype)
+        cache.view(-1, head_dim).index_copy_(0, rows.view(-1), lines)
 
 
 def cache_address(slots: torch.Tensor, block_size: int) -> tuple[torch.Tensor, torch.Tensor]:
