@@ -198,8 +198,8 @@ def moved_when(condition: Callable[[torch.Tensor, torch.Tensor, int], bool]) -> 
     """The honest block, its bits moved where *condition* says so."""
 
     def block(x: torch.Tensor, packed: torch.Tensor, height: int) -> torch.Tensor:
-        factor = 1 + 4 * torch.finfo(x.dtype).eps * condition(x, packed, height)
-        return honest_block(x, packed, height) * factor
+        moved = 4 * torch.finfo(x.dtype).eps * condition(x, packed, height)
+        return honest_block(x, packed, height) * (1 + moved) + moved  # a zero moves too
 
     return block
 

@@ -21,8 +21,8 @@ from pagedctl_kernels.ops.product_check import (
     TAIL,
     LinearCheck,
     Verdict,
+    num_threads,
     same_bits,
-    threads_at,
 )
 from pagedctl_kernels.ops.product_payloads import KINDS, address_offsets, moved_by, payload
 from pagedctl_kernels.ops.row_blocks import (
@@ -80,7 +80,7 @@ def _drawn_rows_agree(check: LinearCheck, packed: torch.Tensor, height: int) -> 
     At one thread and at the leaf's. Of one row, each kind is tried wherever it may lie.
     """
     for count in sorted({1, check.threads}):
-        with threads_at(count):
+        with num_threads(count):
             for rows, places in _blocks(check, height):
                 if not check.agrees(packed_product(rows, packed, (height,)), places):
                     return False
@@ -124,7 +124,7 @@ class _Cancelling:
         """
         places = torch.arange(len(self.x)).flip(0)[: max(height, CPU_ROW_BLOCK)]
         for count in sorted({1, self.threads}):
-            with threads_at(count):
+            with num_threads(count):
                 for block in torch.split(places, height):
                     got = packed_product(self.x[block], self.packed, (height,))
                     if not same_bits(got, self.expected[block]):

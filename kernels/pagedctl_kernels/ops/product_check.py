@@ -174,7 +174,7 @@ class LinearCheck:
                 yield f"batching and permuting ({rows} rows)"
         places = self.ragged_batch
         packed, strangers = x[places], torch.arange(len(places)) % 3 != 1
-        with threads_at(1 if self.threads > 1 else 2):
+        with num_threads(1 if self.threads > 1 else 2):
             if not self.agrees(self.product(packed, weight), places):
                 yield "thread count"
         packed[strangers] = other_contents(packed[strangers])
@@ -207,7 +207,7 @@ class LinearCheck:
         """A whole block of *height* rows and a padded one, at one thread and at the leaf's."""
         blocks = (torch.arange(height), torch.arange(CPU_ROW_BLOCK - height + 1, CPU_ROW_BLOCK))
         for count in sorted({1, self.threads}):
-            with threads_at(count):
+            with num_threads(count):
                 for places in blocks:
                     if not self.agrees(
                         row_block_product(self.x[places], weight, (height,)), places
@@ -258,7 +258,7 @@ def _tile_conditions(
     kept[:, strangers] = other_contents(left[:, strangers])
     if not same_bits(torch.bmm(kept, right)[:, ~strangers], expected[:, ~strangers]):
         yield "other rows' contents"
-    with threads_at(1 if threads > 1 else 2):
+    with num_threads(1 if threads > 1 else 2):
         if not same_bits(torch.bmm(left, right), expected):
             yield "thread count"
 
@@ -268,7 +268,7 @@ def _short_tile_agrees(
 ) -> bool:
     """Tiles of *height* rows give the full tile's bits, at one thread and at *threads*."""
     for count in sorted({1, threads}):
-        with threads_at(count):
+        with num_threads(count):
             short = [torch.bmm(rows, right) for rows in torch.split(left, height, dim=1)]
         if not same_bits(torch.cat(short, dim=1), expected):
             return False
@@ -283,7 +283,7 @@ def _column_ranges(columns: int, step: int) -> list[tuple[int, int]]:
 
 
 @contextmanager
-def threads_at(count: int) -> Iterator[None]:
+def num_threads(count: int) -> Iterator[None]:
     """Run a block at *count* intra-op threads and restore the count."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
