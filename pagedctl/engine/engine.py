@@ -6,6 +6,7 @@ import os
 from collections import Counter, deque
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Series
+from contextlib import contextmanager
 from dataclasses import asdict
 from itertools import islice
 from types import TracebackType
@@ -133,7 +134,10 @@ class Engine:
         contract; CapacityError if memory for the step cannot be had.
         """
         self._require_no_scoring()
-        return [completion_of(sequence, self._context) for sequence in self._advance()]
+        self._run_if_it_may()
+        finished = [completion_of(sequence, self._context) for sequence in self._ended]
+        self._ended = []  # only now: an interruption above loses nobody
+        return finished
 
     def generate(self, requests: Iterable[Request]) -> list[Completion]:
         """Complete all requests; prompt-major, then by sample.
@@ -231,7 +235,8 @@ class Engine:
         """Stop sampling until :meth:`resume`; requests submitted meanwhile are held back.
 
         ``abort``: cancel all. ``wait``: steps go on until what was submitted before has
-        finished. ``keep``: freeze; running requests keep their keys and values.
+        finished. ``keep``: freeze; running requests keep their keys and values. What is held
+        back or frozen counts as unfinished, though steps return nothing then.
         """
         self._require_usable()
         self._require_no_scoring()
@@ -254,16 +259,23 @@ class Engine:
         """Where a sequence that failed as ``non_finite`` first leaves the finite numbers.
 
         Computes *token_ids* (prompt and output) once more, aside from what is being served;
-        None if every value is finite.
+        None if every value is finite. Raises CapacityError if memory for it cannot be had.
         """
+        self._require_usable()
         assert self.config.chunk_size is not None
-        return locate_fault(
-            self._parts.runner.decoder,
-            token_ids,
-            block_size=self.config.block_size,
-            kv_dtype=self.config.kv_dtype,
-            chunk_size=self.config.chunk_size,
-        )
+        with refused_if_out_of_memory(
+            f"memory for a rerun of {len(token_ids)} tokens cannot be had",
+            where="the keys and values of a failed sequence",
+            rule="it is computed in a cache of its own, beside the pool",
+            remedy="locate it on a machine with more memory, or with a smaller pool",
+        ):
+            return locate_fault(
+                self._parts.runner.decoder,
+                token_ids,
+                block_size=self.config.block_size,
+                kv_dtype=self.config.kv_dtype,
+                chunk_size=self.config.chunk_size,
+            )
 
     # -- facts ---------------------------------------------------------------------------------
 
@@ -332,20 +344,29 @@ class Engine:
 
     def _advance(self) -> list[Sequence]:
         """Run one step if there is something to run; what ended since the last call."""
+        self._run_if_it_may()
+        ended, self._ended = self._ended, []
+        return ended
+
+    def _run_if_it_may(self) -> None:
         self._require_usable()
         if self._may_run():
             self._parts.runner.require_settings()
-            self._unusable = "an exception ended a step halfway; build a new engine"
-            with refused_if_out_of_memory(
-                "memory for a step cannot be had",
-                where="option max_num_batched_tokens",
-                rule=f"a step computes up to {self.config.max_num_batched_tokens} tokens at once",
-                remedy="lower --max-num-batched-tokens or --max-num-seqs, or the pool",
-            ):
+            with self._unusable_if_cut_short():
                 self._run_step()
-            self._unusable = None
-        ended, self._ended = self._ended, []
-        return ended
+
+    @contextmanager
+    def _unusable_if_cut_short(self) -> Iterator[None]:
+        """An exception in the block leaves books that nothing may go on with."""
+        self._unusable = "an exception ended a step halfway; build a new engine"
+        with refused_if_out_of_memory(
+            "memory for a step cannot be had",
+            where="option max_num_batched_tokens",
+            rule=f"a step computes up to {self.config.max_num_batched_tokens} tokens at once",
+            remedy="lower --max-num-batched-tokens or --max-num-seqs, or the pool",
+        ):
+            yield
+        self._unusable = None
 
     def _may_run(self) -> bool:
         if self._paused in ("keep", "abort"):
@@ -374,7 +395,8 @@ class Engine:
 
     def _drain(self) -> None:
         """Commit all that was launched, so that nothing is in flight."""
-        self._commit(0)
+        with self._unusable_if_cut_short():
+            self._commit(0)
 
     def _cancel(self, sequences: Iterable[Sequence]) -> None:
         for sequence in list(sequences):

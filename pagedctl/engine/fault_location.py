@@ -59,6 +59,7 @@ def locate_fault(
         batch = _batch_of(token_ids[start : start + chunk_size], start, num_blocks, device)
         watched = copy.copy(decoder)
         watched.plans = _watched(decoder.plans, watch.see)
+        watched.mlp_rows = chunk_size  # a place in an output is then one in the chunk
         with torch.inference_mode():
             watched.logits(watched.forward(batch, arena.layers()))
         if watch.found is not None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 KEY_BYTES = 16
 
@@ -43,7 +43,7 @@ class CachedBlock:
     block: int
     key: bytes
     tokens: tuple[int, ...]
-    parent: Link
+    parent: CachedBlock | bytes = field(repr=False)
 
 
 Link = CachedBlock | bytes

@@ -45,6 +45,8 @@ class PrefixSharing:
             return Prefix()
         limit = sequence.num_skippable // self.block_size
         self._extend(sequence, limit)
+        if limit and sequence.block_keys[limit - 1] in self._leaders:
+            return Prefix(awaited=True)  # keys are chained: a leader computes all of it
         found: list[CachedBlock] = []
         parent: Link = sequence.root_key
         for place, key in enumerate(sequence.block_keys[:limit]):

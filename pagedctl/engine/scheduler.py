@@ -106,7 +106,7 @@ class Scheduler:
     def finish(self, sequence: Sequence) -> None:
         """Forget a finished or cancelled sequence and give back its blocks and row.
 
-        The blocks of a failed one are tainted: nobody may share them.
+        The blocks that a failed one still holds are tainted: nobody may share them.
         """
         if sequence.row is None:
             self.waiting.remove(sequence)
@@ -167,7 +167,9 @@ class Scheduler:
         block, but nobody is preempted for it: it waits for the commit instead.
         """
         needed = blocks_for(num_tokens, self.limits.block_size) - len(sequence.blocks)
-        while (blocks := self.pool.allocate(max(needed, 0))) is None:
+        if needed <= 0:
+            return ()
+        while (blocks := self.pool.allocate(needed)) is None:
             if sequence.num_in_flight:
                 return None
             victim = self._youngest_unscheduled(step)

@@ -31,8 +31,8 @@ class Sequence:
     of its device row while it runs. ``block_keys``, from ``root_key`` on, are the prefix keys of
     its first blocks as far as they were needed; the first ``num_shared`` of its blocks were found
     in the prefix cache, and of the others those before ``num_published`` were entered there;
-    ``parent`` is what the next one stands behind.
-    ``furthest`` is the most tokens it ever had computed before a preemption.
+    ``parent`` is what the next one stands behind. ``furthest`` is the most tokens it ever had
+    computed before a preemption.
 
     Example: prompt (5, 6, 7), first step schedules 3 tokens and samples: ``tokens=[5, 6, 7,
     -1]``, ``num_computed_tokens=3``; the next step feeds the fourth token.
@@ -54,7 +54,7 @@ class Sequence:
     block_keys: list[bytes] = field(default_factory=list)
     num_shared: int = 0
     num_published: int = 0
-    parent: Link = b""
+    parent: Link = field(default=b"", repr=False)
     furthest: int = 0
     row: int | None = None
     logprobs: list[float] = field(default_factory=list)

@@ -66,6 +66,7 @@ class Decoder:
     ) -> None:
         self.spec = spec
         self.plans = plans
+        self.mlp_rows = MLP_ROWS
         self.embedding = weights["model.embed_tokens.weight"]
         self.layers = [self._layer(weights, layer) for layer in range(spec.num_hidden_layers)]
         self.final_norm = weights["model.norm.weight"]
@@ -109,7 +110,7 @@ class Decoder:
                 plans.silu_mul.run(plans.gate_up_proj.run(rows, layer.gate_up_proj)),
                 layer.down_proj,
             )
-            for rows in torch.split(x, MLP_ROWS if x.device.type == "cpu" else len(x))
+            for rows in torch.split(x, self.mlp_rows if x.device.type == "cpu" else len(x))
         ]
         return done[0] if len(done) == 1 else torch.cat(done)
 

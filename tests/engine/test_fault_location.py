@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -48,6 +50,40 @@ def test_the_first_op_and_token_with_a_value_that_is_not_finite_is_named(
         found = engine.locate_fault(PROMPT)
     assert found is not None
     assert (found.op, found.layer, found.position) == (op, layer, position)
+
+
+@pytest.mark.parametrize("place", [5, 140, 200])
+@pytest.mark.parametrize("op", ["silu_mul", "down_proj"])
+def test_a_token_far_into_a_chunk_is_named_by_its_own_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, op: str, place: int
+) -> None:
+    """A CPU takes wide activations in parts; a place in a part is not one in the chunk."""
+    prompt = tuple(3 + number % 60 for number in range(300))
+    prompt = (*prompt[:place], 90, *prompt[place + 1 :])  # a token that stands nowhere else
+    with tiny_engine(tiny_model("llama"), tmp_path, dtype=torch.float32) as engine:
+        decoder = engine.parts.runner.decoder
+        plans = decoder.plans
+        honest, rows = getattr(plans, op).run, 0
+
+        class Overflowing:
+            """The op, with an infinity in the row of one token of the first layer."""
+
+            def __getattr__(self, name: str) -> Any:
+                return getattr(honest, name)
+
+            def __call__(self, *arguments: Any) -> Any:
+                nonlocal rows
+                out = honest(*arguments)
+                if rows <= place < rows + len(out):
+                    out[place - rows] = torch.inf
+                rows += len(out)
+                return out
+
+        broken = replace(plans, **{op: replace(getattr(plans, op), run=Overflowing())})
+        monkeypatch.setattr(decoder, "plans", broken)
+        found = engine.locate_fault(prompt)
+    assert found is not None
+    assert (found.op, found.layer, found.position) == (op, 0, place)
 
 
 def test_a_sound_sequence_has_no_location_and_serving_is_not_touched(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from pagedctl.engine.block_pool import BlockPool
 from pagedctl.engine.prefix_sharing import Prefix, PrefixSharing
 from pagedctl.engine.prompt_scores import PromptScores
 from pagedctl.engine.scheduler import Scheduler
@@ -144,6 +145,25 @@ def test_followers_wait_while_the_leader_computes_in_chunks(lag: int) -> None:
     assert driver.scheduler.prefix_hit_tokens == 2 * 16
     driver.run()
     assert driver.forward_tokens == 22 + 2 * 6
+
+
+def test_waiting_for_a_leader_costs_followers_no_walk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long the prompt that is being computed: nothing is looked up at every step."""
+    walks: list[int] = []
+    plain = BlockPool.find
+
+    def counted(self: BlockPool, *arguments: Any) -> Any:
+        walks.append(1)
+        return plain(self, *arguments)
+
+    monkeypatch.setattr(BlockPool, "find", counted)
+    driver = Driver(sharing(blocks=1000, chunk_size=40))
+    driver.add(*samples(0, prompt=801, output=4, n=16))
+    for _ in range(20):
+        assert len(driver.step().rows) == 1
+    assert len(walks) == 1  # the leader's own, when it was admitted
+    driver.run()
+    assert len(walks) == 1 + 15 * 200
 
 
 def test_a_longer_prompt_waits_for_the_last_full_block_of_a_shorter_one() -> None:
@@ -340,6 +360,18 @@ def nobody_waits(patch: pytest.MonkeyPatch, site: Site) -> None:
         one.parent = prefix.found[-1] if prefix.found else one.root_key
 
     patch.setattr(PrefixSharing, "lead", lead)
+
+
+def test_a_long_sequence_can_be_shown() -> None:
+    """Each block stands behind the one before it: a chain that no repr may follow."""
+    driver = Driver(sharing(blocks=4000, max_num_batched_tokens=16000, chunk_size=16000))
+    one = sequence(0, 12000, 4)
+    driver.add(one)
+    driver.step()
+    driver.step()
+    assert one.num_published == 3000
+    assert "num_published=3000" in repr(one)
+    driver.run()
 
 
 def growing_prompts() -> None:
