@@ -9,6 +9,7 @@ from pagedctl.engine.params_check import check_params, check_token_ids
 from pagedctl.engine.request import Request, RequestId, SamplingParams
 from pagedctl.engine.request_faults import BrokenField, RequestFaults, plain, spelled
 from pagedctl.engine.request_limits import RequestLimits
+from pagedctl.errors import RequestError
 from pagedctl.manifest import strict_json
 
 __all__ = ["RequestLimits", "check_fields", "check_id", "check_request", "is_request_id"]
@@ -22,6 +23,8 @@ def check_request(request: Request, limits: RequestLimits) -> Request:
     Takes lists, and numpy or torch arrays, where the type says tuple. Raises RequestError with
     all faults; its ``kind`` is that of the first.
     """
+    if not isinstance(request, Request):
+        raise _not_a_request(request)
     faults = RequestFaults(f"request {spelled(request.id)}")
     values = {one.name: getattr(request, one.name) for one in fields(request)}
     params = values.pop("params")
@@ -98,6 +101,17 @@ def is_request_id(value: object) -> bool:
     return type(value) is int and -(1 << ID_BITS) <= value < 1 << ID_BITS
 
 
+def _not_a_request(value: object) -> RequestError:
+    faults = RequestFaults("argument request")
+    broken = BrokenField(
+        f"{spelled(value)} is not a Request",
+        rule="an engine takes pagedctl.Request objects",
+        remedy="write Request(id=..., prompt_token_ids=...)",
+    )
+    faults.add(None, broken)
+    return faults.error()
+
+
 def _prompt(name: str, value: object, limits: RequestLimits) -> tuple[int, ...]:
     place = name if name == "prompt_token_ids" else f"token ids of {name}: "
     ids = check_token_ids(place, value, limits.input_vocab_size, "input vocabulary")
@@ -114,8 +128,10 @@ def _prompt(name: str, value: object, limits: RequestLimits) -> tuple[int, ...]:
 
 
 def _salt(value: object) -> str | None:
-    if value is not None and not isinstance(value, str):
-        raise BrokenField(f"cache_salt {spelled(value)} is not text", rule="cache_salt: a string")
+    if value is not None and not (isinstance(value, str) and is_request_id(value)):
+        raise BrokenField(
+            f"cache_salt {spelled(value)} is not text", rule="cache_salt: a string (UTF-8)"
+        )
     return value
 
 

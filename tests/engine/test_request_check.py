@@ -333,10 +333,16 @@ def test_a_prompt_has_no_logprobs_after_truncation() -> None:
     assert caught.value.where.endswith("field prompt_logprobs")
 
 
+@pytest.mark.parametrize("value", [{"prompt_token_ids": [1]}, [1, 2], None])
+def test_what_is_no_request_is_refused_by_name(value: object) -> None:
+    with pytest.raises(RequestError, match="is not a Request"):
+        check_request(value, LIMITS)  # type: ignore[arg-type]
+
+
 def test_a_cache_salt_is_text() -> None:
     for salt in (None, "", "tenant 7"):
         assert check_request(request(cache_salt=salt), LIMITS).cache_salt == salt
-    for broken in (5, ["a"], True):
+    for broken in (5, ["a"], True, "\ud800"):
         assert refusal(request(cache_salt=broken)).where.endswith("field cache_salt")
 
 
