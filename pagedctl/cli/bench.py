@@ -103,11 +103,17 @@ def _line_rules(path: Path, defaults: SamplingParams, config: EngineConfig) -> L
     from pagedctl.models.tokenizer import load_tokenizer
 
     resolved = resolve_model(locate_model(config.model), dtype=config.dtype, weights="ignore")
+    tokenizer = load_tokenizer(resolved.tokenizer)
     return LineRules(
         source=str(path),
-        limits=RequestLimits.of(resolved.spec, config.max_model_len),
+        limits=RequestLimits.of(
+            resolved.spec,
+            config.max_model_len,
+            has_tokenizer=tokenizer is not None,
+            logprob_basis=str(config.contract["logprob_basis"]),
+        ),
         defaults=defaults,
-        encoder=load_tokenizer(resolved.tokenizer),
+        encoder=tokenizer,
         peer_ids=True,
     )
 

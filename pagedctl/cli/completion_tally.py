@@ -89,7 +89,7 @@ class Tally:
 
     def problems(self) -> RequestError | None:
         """What the engine refused and what failed mid-run, as one error; None if nothing."""
-        faults = [*self._late, *map(_fault_of, self._failed.values())]
+        faults = [*self._late, *(failure.fault for failure in self._failed.values())]
         return RequestError.of_kind("bad_field", faults) if faults else None
 
     def metrics(
@@ -181,7 +181,3 @@ class Tally:
 
 def _rate(count: int | None, seconds: float) -> float | None:
     return count / seconds if count is not None and seconds > 0 else None
-
-
-def _fault_of(failure: RequestFailure) -> Fault:
-    return Fault(what=failure.what, where=failure.where, rule=failure.rule, remedy=failure.remedy)

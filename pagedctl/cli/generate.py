@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -14,6 +14,7 @@ from pagedctl.cli.engine_sections import print_warnings, recorded_run
 from pagedctl.cli.exit_codes import ExitCode
 from pagedctl.cli.fault_notes import note_faults
 from pagedctl.cli.generate_job import Asked, Job, job_of, placed, read_all
+from pagedctl.cli.jsonl_streams import completed_file
 from pagedctl.cli.progress import Progress, open_progress
 from pagedctl.cli.resume import (
     Earlier,
@@ -35,7 +36,7 @@ from pagedctl.engine.completed_lines import (
 from pagedctl.engine.jsonl import RefusedLine
 from pagedctl.engine.manifest_sections import fill_from_config, fill_from_engine
 from pagedctl.engine.request import Completion, Stats
-from pagedctl.errors import PagedctlError, RequestError
+from pagedctl.errors import RequestError
 from pagedctl.manifest.schema import Manifest, WorkloadInfo
 from pagedctl.manifest.writer import ManifestBuilder
 
@@ -186,7 +187,7 @@ def _sample(session: Session, builder: ManifestBuilder, part: Part, engine: Engi
     """Write a line for all that is open; counts and files are recorded however it ends."""
     started_s = time.perf_counter()
     try:
-        with _completed_file(builder, part):
+        with completed_file(builder, part.job.output, part.output):
             for line in part.refused:
                 part.tally.refuse()
                 part.output.refusal(line.id, line.error)
@@ -203,24 +204,6 @@ def _sample(session: Session, builder: ManifestBuilder, part: Part, engine: Engi
     finally:
         elapsed_s = part.asked.read_s + time.perf_counter() - started_s
         _record_results(session, builder, part, engine, elapsed_s)
-
-
-@contextmanager
-def _completed_file(builder: ManifestBuilder, part: Part) -> Iterator[None]:
-    """Close the output and record its digest; what went wrong before that wins."""
-
-    def complete() -> None:
-        part.output.close()
-        if part.job.output is not None:
-            builder.add_file("output", part.job.output)
-
-    try:
-        yield
-    except BaseException:
-        with suppress(PagedctlError):
-            complete()
-        raise
-    complete()
 
 
 def _serve(engine: Engine, part: Part, progress: Progress) -> list[Completion]:

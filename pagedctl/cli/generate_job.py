@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from pagedctl.cli.jsonl_streams import input_of
 from pagedctl.cli.parsing import STANDARD_STREAM
 from pagedctl.cli.reserved import refuse_reserved
 from pagedctl.cli.session import Session
@@ -86,7 +85,7 @@ def job_of(session: Session) -> Job:
     prompts = _texts(session["prompt"])
     if prompts and session["input"] is not None:
         raise _two_inputs()
-    lines = None if prompts else _input(session)
+    lines = None if prompts else input_of(session, _no_input())
     run_seed = session["seed"]
     assert isinstance(run_seed, int)
     fills_terminal = output is None and session.result.isatty()
@@ -95,7 +94,12 @@ def job_of(session: Session) -> Job:
         resolved=resolved,
         rules=LineRules(
             source="--prompt" if lines is None else lines.name,
-            limits=RequestLimits.of(resolved.spec, config.max_model_len),
+            limits=RequestLimits.of(
+                resolved.spec,
+                config.max_model_len,
+                has_tokenizer=tokenizer is not None,
+                logprob_basis=str(config.contract["logprob_basis"]),
+            ),
             defaults=defaults,
             keep=_texts(session["keep"]),
             encoder=tokenizer,
@@ -209,19 +213,13 @@ def _refuse_chat_without_template(resolved: ResolvedModel, tokenizer: Tokenizer 
         )
 
 
-def _input(session: Session) -> InputLines:
-    """The lines of --input, else of stdin, unless that is a terminal."""
-    named = session["input"]
-    if named is not None and named != STANDARD_STREAM:
-        return InputLines.open(Path(str(named)))
-    if named is None and (sys.stdin is None or os.isatty(0)):
-        raise ConfigError(
-            "there is nothing to complete",
-            where="command line",
-            rule="requests come from --input, from --prompt, or through a pipe",
-            remedy='give --input FILE or --prompt "..."; --input - also reads a terminal',
-        )
-    return InputLines.of_stdin()
+def _no_input() -> ConfigError:
+    return ConfigError(
+        "there is nothing to complete",
+        where="command line",
+        rule="requests come from --input, from --prompt, or through a pipe",
+        remedy='give --input FILE or --prompt "..."; --input - also reads a terminal',
+    )
 
 
 def _two_inputs() -> ConfigError:

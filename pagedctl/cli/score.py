@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from pagedctl.cli.engine_sections import print_warnings, recorded_run
 from pagedctl.cli.exit_codes import ExitCode
+from pagedctl.cli.jsonl_streams import completed_file
 from pagedctl.cli.progress import Progress, open_progress
 from pagedctl.cli.resume_header import PartialHeader
 from pagedctl.cli.score_comparison import Comparison
@@ -22,7 +23,7 @@ from pagedctl.engine.manifest_sections import fill_from_config, fill_from_engine
 from pagedctl.engine.request import ScoreRequest, Scores
 from pagedctl.engine.request_faults import spelled
 from pagedctl.engine.score_lines import ScoreLine
-from pagedctl.errors import PagedctlError, RequestError
+from pagedctl.errors import RequestError
 from pagedctl.manifest.schema import WorkloadInfo
 from pagedctl.manifest.writer import ManifestBuilder
 
@@ -122,7 +123,7 @@ def _score(
     """Answer every line; counts, files and the verdict are recorded however it ends."""
     started_s = time.perf_counter()
     try:
-        with _completed_file(builder, job, results.output):
+        with completed_file(builder, job.output, results.output):
             for line in asked.refused:
                 results.tally.refuse()
                 results.output.refused(line.id, line.sample, line.error)
@@ -135,24 +136,6 @@ def _score(
         elapsed_s = asked.read_s + time.perf_counter() - started_s
         _record_results(builder, asked, results, engine, elapsed_s)
         _show_results(session, builder, job, results, engine)
-
-
-@contextmanager
-def _completed_file(builder: ManifestBuilder, job: ScoreJob, output: ScoreOutput) -> Iterator[None]:
-    """Close *output* and record its digest; what went wrong before that wins."""
-
-    def complete() -> None:
-        output.close()
-        if job.output is not None:
-            builder.add_file("output", job.output)
-
-    try:
-        yield
-    except BaseException:
-        with suppress(PagedctlError):
-            complete()
-        raise
-    complete()
 
 
 def _serve(

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from pagedctl.cli.generate_job import partial_beside
+from pagedctl.cli.jsonl_streams import input_of
 from pagedctl.cli.parsing import STANDARD_STREAM
 from pagedctl.cli.reserved import refuse_reserved
 from pagedctl.cli.session import Session
@@ -88,7 +87,7 @@ def score_job_of(session: Session) -> ScoreJob:
     start, temperature = session["start"], session["temperature"]
     assert isinstance(start, int)
     assert isinstance(temperature, float)
-    lines = _input(session)
+    lines = input_of(session, _no_input())
     return ScoreJob(
         config=config,
         rules=ScoreLineRules(
@@ -139,19 +138,13 @@ def _output(session: Session) -> Path | None:
     return output
 
 
-def _input(session: Session) -> InputLines:
-    """The lines of --input, else of stdin, unless that is a terminal."""
-    named = session["input"]
-    if named is not None and named != STANDARD_STREAM:
-        return InputLines.open(Path(str(named)))
-    if named is None and (sys.stdin is None or os.isatty(0)):
-        raise ConfigError(
-            "there is nothing to score",
-            where="command line",
-            rule="sequences come from --input, or through a pipe",
-            remedy="give --input FILE; --input - also reads a terminal",
-        )
-    return InputLines.of_stdin()
+def _no_input() -> ConfigError:
+    return ConfigError(
+        "there is nothing to score",
+        where="command line",
+        rule="sequences come from --input, or through a pipe",
+        remedy="give --input FILE; --input - also reads a terminal",
+    )
 
 
 def _two_results() -> ConfigError:

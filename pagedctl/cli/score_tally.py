@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 
 from pagedctl.cli.words import count_of
-from pagedctl.engine.request import Capacity, RequestFailure, Scores, Stats
+from pagedctl.engine.request import Capacity, Scores, Stats
 from pagedctl.engine.score_lines import ScoreLine
 from pagedctl.errors import Fault, RequestError
 
@@ -53,7 +53,7 @@ class ScoreTally:
         """One sequence, scored or failed."""
         if scores.error is not None:
             self.num_failed += 1
-            self._late.append(_fault_of(scores.error))
+            self._late.append(scores.error.fault)
             return
         self.num_completed += 1
         self.prompt_tokens += line.sequence.start
@@ -115,7 +115,3 @@ class ScoreTally:
 
 def _rate(count: int, seconds: float) -> float | None:
     return count / seconds if seconds > 0 else None
-
-
-def _fault_of(failure: RequestFailure) -> Fault:
-    return Fault(what=failure.what, where=failure.where, rule=failure.rule, remedy=failure.remedy)

@@ -119,8 +119,7 @@ class Engine:
         self._require_usable()
         self._require_no_scoring()
         request = self._checked(request)
-        for sequence in sequences_of(request, self._context, checked_samples(request, samples)):
-            self._live.add(sequence, hold=self._paused is not None)
+        self._queue(request, checked_samples(request, samples))
 
     def has_unfinished(self) -> bool:
         """Whether a request is not answered yet, or a launched step is not committed yet."""
@@ -147,7 +146,7 @@ class Engine:
         self._require_idle("generate", "submit and step drive a busy one")
         asked = self._all_checked(requests)
         for request in asked:
-            self.submit(request)
+            self._queue(request, range(request.params.n))
         found: dict[SequenceKey, Completion] = {}
         while self.has_unfinished():
             found.update({(one.id, one.sample): one for one in self.step()})
@@ -402,6 +401,10 @@ class Engine:
         for sequence in list(sequences):
             sequence.abort()
             self._end(sequence)
+
+    def _queue(self, request: Request, samples: Iterable[int]) -> None:
+        for sequence in sequences_of(request, self._context, samples):
+            self._live.add(sequence, hold=self._paused is not None)
 
     def _end(self, sequence: Sequence) -> None:
         self._live.forget(sequence)

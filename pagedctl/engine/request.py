@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
+from pagedctl.errors import Fault
+
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
@@ -87,6 +89,11 @@ class RequestFailure:
     where: str
     rule: str
     remedy: str
+
+    @property
+    def fault(self) -> Fault:
+        """The same without its kind, for an error that holds several."""
+        return Fault(what=self.what, where=self.where, rule=self.rule, remedy=self.remedy)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -295,6 +295,23 @@ def test_the_bare_manifest_goes_to_stdout_where_lines_go_to_a_file(
     assert json.loads(done.out) == done.manifest()
 
 
+def test_what_a_model_without_a_tokenizer_cannot_serve_is_refused_before_weights(
+    generate: Generate, tmp_path: Path
+) -> None:
+    """Also from a default of the command line; the refusal needs no engine."""
+    plain = tmp_path / "plain"
+    plain.mkdir()
+    for name in ("config.json", "model.safetensors"):
+        shutil.copy(EMBEDDED_FOLDER / name, plain / name)
+    write_lines(tmp_path / "in.jsonl", {**REQUEST, "stop": "7"})
+    done = generate("-i", "in.jsonl", "-o", "out.jsonl", "--model", "plain", *SMALL)
+    assert done.code == 2
+    (line,) = done.lines()
+    assert line["error"]["where"] == 'in.jsonl, line 1 (id "a"), field stop'
+    assert "no tokenizer.json" in line["error"]["what"]
+    assert done.manifest()["memory"] == []
+
+
 def test_a_request_that_fails_mid_run_keeps_its_tokens_and_says_where_it_broke(
     generate: Generate, tmp_path: Path
 ) -> None:
