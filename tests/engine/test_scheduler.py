@@ -408,9 +408,16 @@ def test_an_admission_that_takes_a_block_too_many_is_caught(
 ) -> None:
     """Mutant: blocks for every token, although the last one of a full sequence is never fed."""
     test_a_score_that_fills_the_pool_is_served(1, 64)
-    monkeypatch.setattr(Sequence, "num_computable", property(lambda one: len(one.tokens)))
+    reached: list[int] = []
+
+    def all_tokens(one: Sequence) -> int:
+        reached.append(len(one.tokens))
+        return len(one.tokens)
+
+    monkeypatch.setattr(Sequence, "num_computable", property(all_tokens))
     with pytest.raises((AssertionError, RuntimeError)):
         test_a_score_that_fills_the_pool_is_served(1, 64)
+    assert reached
 
 
 def test_keys_name_the_sample() -> None:
