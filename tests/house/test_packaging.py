@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -15,9 +16,17 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture(scope="module")
 def wheel_names(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
-    folder = tmp_path_factory.mktemp("wheel")
+    """Of the wheel built from a copy: a build leaves files beside its sources, where a second
+    one, another worker's or an earlier interrupted one's, stumbles over them."""
+    folder, sources = tmp_path_factory.mktemp("wheel"), tmp_path_factory.mktemp("sources")
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy2(ROOT / name, sources / name)
+    for name in ("pagedctl", "kernels"):
+        shutil.copytree(
+            ROOT / name, sources / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info")
+        )
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", str(folder)]
-    subprocess.run([*command, str(ROOT)], check=True)
+    subprocess.run([*command, str(sources)], check=True)
     (wheel,) = folder.glob("pagedctl-*.whl")
     with zipfile.ZipFile(wheel) as archive:
         return set(archive.namelist())
