@@ -14,7 +14,7 @@ from pagedctl.manifest.writer import ManifestBuilder
 from pagedctl.models.inspection import Inspection, inspect_model, list_models, model_info
 from pagedctl.models.model_digest import model_digest
 from pagedctl.models.spec import ModelSpec
-from pagedctl.numerics.switches import CONTRACTS
+from pagedctl.numerics.plugins import installed
 
 SLOW_BYTES = 1 << 30
 """More than this to hash is announced; it takes about a second per GiB, once."""
@@ -77,11 +77,11 @@ def eligibility(spec: ModelSpec) -> dict[str, dict[str, object]]:
     neither, so a bitwise contract runs unverified.
     """
     found: dict[str, dict[str, object]] = {}
-    for name, contract in CONTRACTS.items():
+    for contract in installed().envelopes:
         text = f"{contract.promise}; nothing to verify"
         if contract.bitwise:
             text = f"unverified: no profile or record covers {spec.family} {spec.dtype} yet"
-        found[name] = {"eligible_by": None, "verified": not contract.bitwise, "text": text}
+        found[contract.name] = {"eligible_by": None, "verified": not contract.bitwise, "text": text}
     return found
 
 

@@ -26,7 +26,9 @@ from pagedctl.config.loader import (
 )
 from pagedctl.config.options import Option, options_of
 from pagedctl.config.plan_file import PlanFile, read_plan_file
-from pagedctl.numerics.switches import SWITCHES, Numerics, Value, resolve_numerics
+from pagedctl.numerics.plugins import installed
+from pagedctl.numerics.resolution import Numerics, resolve_numerics
+from pagedctl.numerics.switches import SWITCHES, Value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,14 +91,18 @@ class EngineConfig(ModelOptions, ContractOptions, EngineOptions, ParallelOptions
 
     @cached_property
     def contract(self) -> Numerics:
-        """The resolved tree of switches; raises NumericsRefused if one is too loose."""
+        """The resolved tree of switches; raises NumericsRefused if one is too loose.
+
+        Raises ConfigError if an installed plug-in is broken.
+        """
         given: dict[str, Value] = {one.name: getattr(self, one.name) for one in SWITCHES}
-        return resolve_numerics(
-            self.numerics,
-            given,
-            self.origins,
-            topology_invariant=bool(self.topology_invariant),
-        )
+        envelope = installed().require_sound().envelopes[self.numerics]
+        return resolve_numerics(envelope, given, self.origins)
+
+    def with_options(self, **values: object) -> EngineConfig:
+        """A copy in which *values* stand as arguments, over whatever stood there; all checked."""
+        origins = {**self.origins, **dict.fromkeys(values, ARGUMENT)}
+        return dataclasses.replace(self, **values, origins=origins)  # type: ignore[arg-type]
 
     def derive(self, rule: str, **values: object) -> EngineConfig:
         """A copy in which *values* replace what was not given, with origin ``derived: rule``.

@@ -20,7 +20,8 @@ from pagedctl.config.kinds import (
     Text,
 )
 from pagedctl.config.options import option
-from pagedctl.numerics.switches import CONTRACTS, LATER_CONTRACTS, LOGPROB_ORDER_PATTERN
+from pagedctl.numerics.plugins import installed
+from pagedctl.numerics.switches import LOGPROB_ORDER_PATTERN
 
 MAX_SEED = 2**53 - 1
 """Seeds stay below 2^53, so that every JSON reader keeps them."""
@@ -68,8 +69,7 @@ class ContractOptions:
 
     numerics: str = option(
         Choice(
-            values=tuple(CONTRACTS),
-            later=LATER_CONTRACTS,
+            values=installed().envelopes.names(),
             instead={"auto": "fast", "deterministic": "invariant", "batch-invariant": "invariant"},
         ),
         "the contract; it tightens what was not given and refuses what is looser",
@@ -109,7 +109,7 @@ class ContractOptions:
         ),
         "torch, blockwise[-W] or blockwise-direct[-W]: block sums of the log-softmax, W columns "
         "a block, and the form of the last subtraction",
-        default_text="torch",
+        default_text="torch; blockwise under rl-bitwise",
     )
     padded_vocab_size: int | None = option(
         Integer(minimum=1),
@@ -165,12 +165,25 @@ class ContractOptions:
         default_text="off under a bitwise contract, else on",
     )
     yarn_ramp_mask_device: str | None = option(
-        Choice(values=("host", "cpu", "cuda")), "where YaRN's ramp is computed", default_text="host"
+        Choice(values=("host", "cpu", "cuda")),
+        "where YaRN's ramp is computed: float64 on the host, or float32 on a device",
+        default_text="host; cpu under rl-bitwise",
     )
     yarn_frequency_device: str | None = option(
         Choice(values=("host", "cpu", "cuda")),
-        "where YaRN's frequencies are computed",
-        default_text="host",
+        "where YaRN's frequencies are computed: float64 on the host, or float32 on a device",
+        default_text="host; cuda under rl-bitwise",
+    )
+    leaf: tuple[str, ...] = option(
+        Pattern(
+            regex=r"[a-z0-9_]+=[A-Za-z0-9_.-]+",
+            form="OP=NAME, for example gemm=torch.gemm_row_blocks",
+            metavar="OP=NAME",
+        ),
+        "for developers: only this leaf may serve the op; the contract's requirements stay; "
+        "repeatable",
+        default=(),
+        repeatable=True,
     )
 
 

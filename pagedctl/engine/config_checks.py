@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from pagedctl.config.engine_config import EngineConfig
-from pagedctl.errors import ConfigError, Fault, NumericsRefused
+from pagedctl.errors import ConfigError, Fault, NumericsRefused, nearest
 from pagedctl.models.spec import ModelSpec
 from pagedctl.numerics.logprob_order import parse_logprob_order
+from pagedctl_kernels.registry import Registry
 
 UNVERIFIED = "unverified"
 """The code of the warning that no profile or record covers the contract here."""
@@ -23,8 +24,6 @@ LATER: Mapping[str, tuple[tuple[object, ...], str]] = {
     "redundant_experts": ((0,), "it is 0"),
     "device": (("auto", "cpu"), "the engine runs on the CPU"),
     "topology_invariant": ((None, False), "it is off: tp is 1"),
-    "yarn_ramp_mask_device": ((None, "host"), "it is host"),
-    "yarn_frequency_device": ((None, "host"), "it is host"),
     "swap_memory_bytes": ((None,), "it is not given"),
 }
 """Options whose other values come later: the values of this version, and the rule in words."""
@@ -67,6 +66,49 @@ def check_kv_dtype(config: EngineConfig, spec: ModelSpec) -> None:
             rule=f"keys and values of a {spec.dtype} model are kept in {served}",
             remedy=f"use --kv-dtype {spec.dtype}, or auto",
         )
+
+
+def check_checkpoint(spec: ModelSpec, config: EngineConfig) -> None:
+    """What the contract asks of a model; raises NumericsRefused with every broken rule."""
+    check_logprob_width(spec, config)
+    faults = tuple(config.contract.contract.check_checkpoint(spec, config.contract))
+    if faults:
+        raise NumericsRefused.of(faults)
+
+
+def chosen_leaves(config: EngineConfig, registry: Registry) -> dict[str, tuple[str, ...]]:
+    """Op to the leaves that --leaf allows it; raises ConfigError for names that do not exist."""
+    chosen: dict[str, list[str]] = {}
+    faults = []
+    for text in config.leaf:
+        op, _, name = text.partition("=")
+        known = tuple(leaf.name for leaf in registry.leaves(op))
+        if name in known:
+            chosen.setdefault(op, []).append(name)
+        else:
+            faults.append(_unknown_leaf(text, op, name, known, registry, config))
+    if faults:
+        raise ConfigError.of(faults)
+    return {op: tuple(names) for op, names in chosen.items()}
+
+
+def _unknown_leaf(
+    text: str,
+    op: str,
+    name: str,
+    known: tuple[str, ...],
+    registry: Registry,
+    config: EngineConfig,
+) -> Fault:
+    ops = registry.ops()
+    what = f"no leaf of op {op} is called {name}" if known else f"there is no op {op}"
+    close = nearest(name, known) if known else nearest(op, ops)
+    return Fault(
+        what=what,
+        where=f"option leaf {text}, set by {config.origins['leaf']}",
+        rule=f"one of {', '.join(known or ops)}",
+        remedy=f"did you mean {close}?" if close else "see --explain-numerics for the candidates",
+    )
 
 
 def check_logprob_width(spec: ModelSpec, config: EngineConfig) -> None:

@@ -54,6 +54,7 @@ from pagedctl.engine.step_report import StepReport
 from pagedctl.manifest.schema import Manifest
 from pagedctl.manifest.writer import ManifestBuilder
 from pagedctl.models.spec import ModelSpec
+from pagedctl_kernels.registry import Registry
 
 
 class Engine:
@@ -74,13 +75,23 @@ class Engine:
         weights: Mapping[str, torch.Tensor] | None = None,
         *,
         run_seed: int = 0,
+        registry: Registry | None = None,
+        sharing: Engine | None = None,
     ) -> None:
         """Build from *config*; *weights* (by Hugging Face name) stand in for files.
 
-        ``run_seed`` seeds the requests that have no seed of their own. Raises ModelError,
+        ``run_seed`` seeds the requests that have no seed of their own. ``registry`` holds the
+        leaves to choose from (None: the house's and those of plug-ins). ``sharing`` lends its
+        loaded model, which must be of the same options of model and contract, of the same
+        kv_dtype and block_size; only batching and the pool may be other. Raises ModelError,
         NumericsRefused, CapacityError or ConfigError.
         """
-        self._parts: EngineParts = build_parts(config or EngineConfig(), weights)
+        self._parts: EngineParts = build_parts(
+            config or EngineConfig(),
+            weights,
+            registry=registry,
+            shared=None if sharing is None else sharing.parts.model,
+        )
         self._context = sampling_context(self._parts, run_seed)
         self._limits = request_limits(self._parts)
         self._unusable: str | None = None
@@ -286,7 +297,7 @@ class Engine:
             kv_tokens=kv_tokens,
             kv_blocks=arena.num_blocks,
             max_concurrency_at_cap=kv_tokens / self._context.max_model_len,
-            terms={"weights": self._parts.weight_bytes, "kv": arena.nbytes},
+            terms={"weights": self._parts.model.weight_bytes, "kv": arena.nbytes},
         )
 
     def stats(self) -> Stats:

@@ -29,7 +29,7 @@ def sampling_context(parts: EngineParts, run_seed: int) -> SamplingContext:
         eos_token_ids=tuple(parts.spec.eos_token_ids),
         arithmetic_id=parts.plans.arithmetic_id,
         logprob_basis=str(config.contract["logprob_basis"]),
-        tokenizer=parts.tokenizer,
+        tokenizer=parts.model.tokenizer,
     )
 
 
@@ -41,7 +41,7 @@ def request_limits(parts: EngineParts) -> RequestLimits:
     return RequestLimits.of(
         parts.spec,
         config.max_model_len,
-        has_tokenizer=parts.tokenizer is not None,
+        has_tokenizer=parts.model.tokenizer is not None,
         logprob_basis=str(config.contract["logprob_basis"]),
         pool=pool if capped else None,
     )

@@ -23,6 +23,7 @@ from pagedctl.manifest.schema import (
 from pagedctl.manifest.writer import ManifestBuilder
 from pagedctl.models.inspection import model_info
 from pagedctl.models.model_digest import model_digest
+from pagedctl.numerics.resolution import Numerics
 
 if TYPE_CHECKING:
     from pagedctl.engine.engine import Engine
@@ -44,7 +45,7 @@ def fill_from_config(builder: ManifestBuilder, config: EngineConfig) -> None:
     """
     builder.config |= config.as_dict()
     builder.config_origin |= dict(config.origins)
-    builder.numerics = _numerics(config, leaves={}, arithmetic_id=None)
+    builder.numerics = _numerics(config.contract, leaves={}, arithmetic_id=None)
 
 
 def fill_from_engine(
@@ -59,7 +60,7 @@ def fill_from_engine(
     fill_from_config(builder, engine.config)
     plans = engine.parts.plans
     builder.numerics = _numerics(
-        engine.config, leaves=plans.leaves(), arithmetic_id=plans.arithmetic_id
+        engine.parts.model.numerics, leaves=plans.leaves(), arithmetic_id=plans.arithmetic_id
     )
     builder.model = _model(engine)
     builder.memory = _memory(engine)
@@ -75,10 +76,10 @@ def fill_from_engine(
 
 
 def _numerics(
-    config: EngineConfig, *, leaves: Mapping[str, str], arithmetic_id: str | None
+    numerics: Numerics, *, leaves: Mapping[str, str], arithmetic_id: str | None
 ) -> NumericsInfo:
     """The contract as it holds. A bitwise one is verified by a profile or record: none yet."""
-    contract = config.contract.contract
+    contract = numerics.contract
     return NumericsInfo(
         contract=contract.name,
         bitwise=contract.bitwise,
@@ -86,7 +87,7 @@ def _numerics(
         verified=not contract.bitwise,
         switches={
             name: SwitchInfo(value=setting.value, set_by=setting.set_by)
-            for name, setting in config.contract.settings.items()
+            for name, setting in numerics.settings.items()
         },
         leaves=leaves,
         routes=None,
@@ -96,7 +97,7 @@ def _numerics(
 
 
 def _model(engine: Engine) -> ModelInfo:
-    resolved = engine.parts.resolved
+    resolved = engine.parts.model.resolved
     digest = model_digest(resolved, home=home_folder(os.environ))
     info = model_info(replace(resolved, spec=engine.spec), digest=digest)
     seed = engine.config.random_weights

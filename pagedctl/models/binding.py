@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 from pagedctl.errors import Fault, NumericsRefused
 from pagedctl.models.spec import ModelSpec
 from pagedctl.numerics.logprob_order import parse_logprob_order
-from pagedctl.numerics.switches import Numerics
+from pagedctl.numerics.resolution import Numerics
 from pagedctl_kernels import sites
 from pagedctl_kernels.leaf import BATCH_INVARIANT, DETERMINISTIC, CallSite, Requirement
 from pagedctl_kernels.machine import Machine
@@ -62,13 +62,15 @@ def bind_plans(
     kv_dtype: str,
     machine: Machine,
     registry: Registry,
+    leaves: Mapping[str, tuple[str, ...]] | None = None,
 ) -> DecoderPlans:
     """Select and bind a leaf for every call site of the model under the contract.
 
+    ``leaves`` narrows the candidates of an op to the leaves of these names.
     Raises NumericsRefused that lists, for each site without a leaf, every candidate and the
     reason why it was refused.
     """
-    binder = _Binder(numerics, machine, registry)
+    binder = _Binder(numerics, machine, registry, leaves or {})
     bound = binder.bind_all(_sites(spec, numerics, block_size, kv_dtype))
     windows = {
         window: binder.bind(_attention_site(spec, numerics, block_size, kv_dtype, window))
@@ -85,7 +87,14 @@ def bind_plans(
 class _Binder:
     """Binds sites and collects the refusals of all of them."""
 
-    def __init__(self, numerics: Numerics, machine: Machine, registry: Registry) -> None:
+    def __init__(
+        self,
+        numerics: Numerics,
+        machine: Machine,
+        registry: Registry,
+        leaves: Mapping[str, tuple[str, ...]],
+    ) -> None:
+        self.leaves = leaves
         self.machine = machine
         self.registry = registry
         self.contract = numerics.contract.name
@@ -111,7 +120,7 @@ class _Binder:
         return bound
 
     def bind(self, site: CallSite, names: tuple[str, ...] | None = None) -> Plan | None:
-        requirement = replace(self.requirement, names=names)
+        requirement = replace(self.requirement, names=names or self.leaves.get(site.op))
         try:
             return plan(self.registry, site, self.machine, requirement)
         except NoLeafError as error:

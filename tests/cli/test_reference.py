@@ -36,6 +36,7 @@ CONTRACT = [
     "--no-explain-numerics",
     "--head-dtype",
     "--layer-boundary-norm",
+    "--leaf",
     "--logprob-basis",
     "--logprob-order",
     "--norm-cast",

@@ -120,7 +120,6 @@ def test_an_explicit_length_that_cannot_fit_is_refused_at_construction(tmp_path:
         {"gpu_memory_utilization": 0.5},
         {"kv_dtype": "float16"},
         {"tp_layout": "column"},
-        {"yarn_frequency_device": "cpu"},
         {"reduce_dtype": "float32"},
         {"swap_memory_bytes": 1024},
         {"redundant_experts": 1},

@@ -27,6 +27,8 @@ ALLOWED = {
     "pagedctl.config": (
         "pagedctl.errors",
         "pagedctl.manifest",
+        "pagedctl.numerics.plugins",
+        "pagedctl.numerics.resolution",
         "pagedctl.numerics.switches",
         "pagedctl.models.spec",
     ),
