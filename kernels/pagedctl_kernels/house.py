@@ -178,7 +178,7 @@ RMS_NORM_HOPPER = _template(
 
 _ROPE_TERMS = (
     ("qk_norm", "{qk_norm}"),
-    ("rope_table", "float64 on the host, rounded once to {rope_table_dtype}"),
+    ("rope_table", "{rope_table_form}, rounded once to {rope_table_dtype}"),
     ("rope", "four products and two sums, each rounded to {internal}, half-split pairs"),
     ("output", "rounded once to {x_dtype}; the cache holds {kv_dtype}"),
 )

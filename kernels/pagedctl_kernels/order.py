@@ -17,8 +17,15 @@ from dataclasses import dataclass
 ORDER_FACTS = frozenset(
     {
         *("k", "width", "head_dim", "internal", "isa", "library", "threads"),
-        *("norm_cast", "qk_norm", "rope_table_dtype", "softmax_p_dtype", "activation_rounding"),
-        *("head_dtype", "form", "temperature_form", "block_size"),
+        *("norm_cast", "qk_norm", "softmax_p_dtype", "activation_rounding"),
+        *(
+            "rope_table_form",
+            "rope_table_dtype",
+            "head_dtype",
+            "form",
+            "temperature_form",
+            "block_size",
+        ),
         *("x_dtype", "w_dtype", "y_dtype", "kv_dtype"),
     }
 )

@@ -18,33 +18,50 @@ class Plan:
     """A bound leaf: ``run`` is the implementation, whose signature is the op's protocol.
 
     The protocols are in ``pagedctl_kernels.ops.interfaces``. ``run`` checks the dtypes and
-    shapes it is given and never consults the registry.
+    shapes it is given and never consults the registry. ``candidates`` tells how every leaf of
+    the op stood at the call site, for a display.
     """
 
     site: CallSite
     leaf: LeafSpec
     order: Order
     run: Any
+    candidates: tuple[Candidate, ...] = ()
 
 
 class LeafUnfit(LookupError):
     """A leaf's own check at construction failed on this machine: it may not serve here."""
 
 
+class LeafBroken(LookupError):
+    """A leaf's entry names no function: whoever offers the leaf has to mend it."""
+
+
 def bind(selection: Selection, machine: Machine) -> Plan:
     """Load the selected leaf's entry and build its implementation for the call site.
 
-    Raises LeafUnfit if the leaf proves at construction that it cannot keep its order here.
+    Raises LeafBroken if the entry has no function, and LeafUnfit if the leaf proves at
+    construction that it cannot keep its order here.
     """
     module_name, _, function_name = selection.leaf.entry.partition(":")
-    build = getattr(importlib.import_module(module_name), function_name)
+    build = getattr(importlib.import_module(module_name), function_name, None)
+    if build is None:
+        raise LeafBroken(f"leaf {selection.leaf.name}: {module_name} has no {function_name}")
     run = build(selection.site, machine)
     return Plan(site=selection.site, leaf=selection.leaf, order=selection.order, run=run)
 
 
-def plan(registry: Registry, site: CallSite, machine: Machine, requirement: Requirement) -> Plan:
+def plan(
+    registry: Registry,
+    site: CallSite,
+    machine: Machine,
+    requirement: Requirement,
+    *,
+    trial: CallSite | None = None,
+) -> Plan:
     """Select and bind; a leaf that is unfit on this machine gives way to the next one.
 
+    *trial* is the site that leaves are built for instead: a smaller one, for a display.
     Raises NoLeafError, with the unfit leaves' reasons among the others, if none is left.
     """
     unfit: dict[str, str] = {}
@@ -56,9 +73,12 @@ def plan(registry: Registry, site: CallSite, machine: Machine, requirement: Requ
         best = fit[0]
         assert best.order is not None
         try:
-            return bind(Selection(site=site, leaf=best.leaf, order=best.order), machine)
+            selection = Selection(site=trial or site, leaf=best.leaf, order=best.order)
+            bound = bind(selection, machine)
         except LeafUnfit as reason:
             unfit[best.leaf.name] = str(reason)
+        else:
+            return replace(bound, site=site, candidates=tuple(_with_unfit(ranked, unfit)))
 
 
 def _with_unfit(ranked: Iterable[Candidate], unfit: Mapping[str, str]) -> list[Candidate]:

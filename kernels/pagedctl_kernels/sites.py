@@ -17,6 +17,7 @@ DTYPES = ("float32", "bfloat16", "float16", "float64")
 NORM_CASTS = ("before", "after")
 TEMPERATURE_FORMS = ("divide", "multiply")
 LOGPROB_FORMS = ("torch", "blockwise", "blockwise-direct")
+YARN_DEVICES = ("host", "cpu", "cuda")
 
 
 def internal_dtype(dtype: str) -> str:
@@ -89,7 +90,10 @@ def qk_norm_rope_write_site(
     eps: float,
     norm_cast: str = "before",
     rope_table_dtype: str = "float32",
+    yarn_ramp_mask_device: str = "host",
+    yarn_frequency_device: str = "host",
 ) -> CallSite:
+    """The YaRN devices stay at their defaults for any other rope type."""
     return CallSite(
         op="qk_norm_rope_write",
         name=name,
@@ -104,6 +108,9 @@ def qk_norm_rope_write_site(
             "eps": eps,
             "norm_cast": _one_of("norm_cast", norm_cast, NORM_CASTS),
             "rope_table_dtype": _rounding("rope_table_dtype", rope_table_dtype, dtype),
+            "rope_table_form": _rope_table_form(yarn_ramp_mask_device, yarn_frequency_device),
+            "yarn_ramp_mask_device": yarn_ramp_mask_device,
+            "yarn_frequency_device": yarn_frequency_device,
             "internal": internal_dtype(dtype),
         },
     )
@@ -214,6 +221,16 @@ def _rounding(switch: str, value: str, dtype: str) -> str:
     """The dtype that ``model`` (D) or ``float32`` (A: the value is not narrowed) stands for."""
     _one_of(switch, value, ("model", "float32"))
     return dtype if value == "model" else internal_dtype(dtype)
+
+
+def _rope_table_form(ramp: str, frequency: str) -> str:
+    """How the table is computed before it is rounded, as its order says it."""
+    _one_of("yarn_ramp_mask_device", ramp, YARN_DEVICES)
+    _one_of("yarn_frequency_device", frequency, YARN_DEVICES)
+    if ramp == frequency == "host":
+        return "float64 on the host"
+    places = {"host": "float64 on the host", "cpu": "float32 on cpu", "cuda": "float32 on cuda"}
+    return f"YaRN ramp {places[ramp]}, frequencies, angles, cos and sin {places[frequency]}"
 
 
 def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> str:

@@ -13,7 +13,7 @@ from pagedctl_kernels import sites
 from pagedctl_kernels.leaf import BATCH_INVARIANT, DETERMINISTIC, CallSite, Requirement
 from pagedctl_kernels.machine import Machine
 from pagedctl_kernels.order import arithmetic_id
-from pagedctl_kernels.plan import Plan, plan
+from pagedctl_kernels.plan import LeafBroken, Plan, plan
 from pagedctl_kernels.registry import NoLeafError, Registry
 
 
@@ -63,24 +63,28 @@ def bind_plans(
     machine: Machine,
     registry: Registry,
     leaves: Mapping[str, tuple[str, ...]] | None = None,
+    tried_elements: int | None = None,
 ) -> DecoderPlans:
     """Select and bind a leaf for every call site of the model under the contract.
 
-    ``leaves`` narrows the candidates of an op to the leaves of these names.
+    ``leaves`` narrows the candidates of an op to the leaves of these names. With
+    ``tried_elements``, leaves check themselves on so much of a weight only: such plans are to
+    be looked at, not to be run.
     Raises NumericsRefused that lists, for each site without a leaf, every candidate and the
     reason why it was refused.
     """
-    binder = _Binder(numerics, machine, registry, leaves or {})
-    bound = binder.bind_all(_sites(spec, numerics, block_size, kv_dtype))
-    windows = {
-        window: binder.bind(_attention_site(spec, numerics, block_size, kv_dtype, window))
-        for window in dict.fromkeys(spec.windows)
+    binder = _Binder(numerics, machine, registry, leaves or {}, tried_elements)
+    windows = {f"attention {window}": window for window in dict.fromkeys(spec.windows)}
+    attention = {
+        name: _attention_site(spec, numerics, block_size, kv_dtype, window)
+        for name, window in windows.items()
     }
+    found = binder.bind_all({**_sites(spec, numerics, block_size, kv_dtype), **attention})
     if binder.faults:
         raise NumericsRefused.of(binder.faults)
+    bound = {name: one for name, one in found.items() if one is not None}
     return DecoderPlans(
-        attention={window: one for window, one in windows.items() if one is not None},
-        **{name: one for name, one in bound.items() if one is not None},
+        attention={window: bound.pop(name) for name, window in windows.items()}, **bound
     )
 
 
@@ -93,8 +97,10 @@ class _Binder:
         machine: Machine,
         registry: Registry,
         leaves: Mapping[str, tuple[str, ...]],
+        tried_elements: int | None,
     ) -> None:
         self.leaves = leaves
+        self.tried_elements = tried_elements
         self.machine = machine
         self.registry = registry
         self.contract = numerics.contract.name
@@ -116,23 +122,55 @@ class _Binder:
                 last = min(chosen.values(), key=lambda leaf: (leaf.priority, leaf.name))
                 for name, site in sites_by_name.items():
                     if site.op == op:
-                        bound[name] = self.bind(site, names=(last.name,))
+                        bound[name] = _as_judged(bound[name], self.bind(site, names=(last.name,)))
         return bound
 
     def bind(self, site: CallSite, names: tuple[str, ...] | None = None) -> Plan | None:
         requirement = replace(self.requirement, names=names or self.leaves.get(site.op))
         try:
-            return plan(self.registry, site, self.machine, requirement)
+            trial = trial_site(site, self.tried_elements)
+            return plan(self.registry, site, self.machine, requirement, trial=trial)
+        except LeafBroken as error:
+            self.faults.append(
+                Fault(
+                    what=str(error),
+                    where=f"call site {site.name}",
+                    rule="a leaf's entry is module:function",
+                    remedy="mend or uninstall the plug-in that offers it",
+                )
+            )
+            return None
         except NoLeafError as error:
             self.faults.append(
                 Fault(
                     what="\n".join(error.lines()),
                     where=f"call site {site.name}",
                     rule=f"the contract {self.contract} needs a leaf at every call site",
-                    remedy="see pagedctl env; use another dtype or device, or --numerics fast",
+                    remedy=self._remedy(site),
                 )
             )
             return None
+
+    def _remedy(self, site: CallSite) -> str:
+        drop = f"drop --leaf {site.op}; or " if site.op in self.leaves else ""
+        return f"{drop}see pagedctl env; use another dtype or device, or --numerics fast"
+
+
+def _as_judged(before: Plan | None, after: Plan | None) -> Plan | None:
+    """*after* with the standing that its candidates had before the op was held to one leaf."""
+    if before is None or after is None:
+        return after
+    return replace(after, candidates=before.candidates)
+
+
+def trial_site(site: CallSite, elements: int | None) -> CallSite:
+    """*site* with a weight [n, k] of at most *elements*; no order depends on n."""
+    if elements is None or "n" not in site.facts:
+        return site
+    n, k = site.facts["n"], site.facts["k"]
+    assert isinstance(n, int)
+    assert isinstance(k, int)
+    return replace(site, facts={**site.facts, "n": min(n, max(elements // k, 1))})
 
 
 def required_features(numerics: Numerics) -> frozenset[str]:
@@ -177,6 +215,7 @@ def _sites(
             eps=spec.rms_norm_eps,
             norm_cast=str(numerics["norm_cast"]),
             rope_table_dtype=str(numerics["rope_table_dtype"]),
+            **_yarn_devices(spec, numerics),
         ),
         "o_proj": sites.gemm_site(
             "o_proj", k=spec.q_size, n=hidden, dtype=dtype, bias=spec.o_proj_bias
@@ -219,6 +258,14 @@ def _sites(
             "block_sumexp", dtype=dtype, block_size=order.block_size
         ),
     }
+
+
+def _yarn_devices(spec: ModelSpec, numerics: Numerics) -> dict[str, str]:
+    """The switches that concern YaRN alone: another rope has one form, and one order."""
+    if spec.rope.type != "yarn":
+        return {}
+    names = ("yarn_ramp_mask_device", "yarn_frequency_device")
+    return {name: str(numerics[name]) for name in names}
 
 
 def _attention_site(

@@ -12,36 +12,30 @@ x = norm(x + h)                                   the head reads the rows that a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
+from pagedctl.models.architecture import EMBEDDING_NAME, HEAD_NAME
 from pagedctl.models.binding import DecoderPlans
-from pagedctl.models.rope import RopeSpec
+from pagedctl.models.decoder_weights import (
+    LayerWeights,
+    Weights,
+    prepare_layer,
+    refresh_layer,
+    require_tensors,
+)
+from pagedctl.models.rope_table import YarnDevices, rope_table
 from pagedctl.models.spec import ModelSpec
-from pagedctl_kernels.ops.interfaces import AttentionMetadata, PreparedLinear
+from pagedctl_kernels.ops.interfaces import AttentionMetadata
 
-Weights = Mapping[str, torch.Tensor]
 LayerCache = tuple[torch.Tensor, torch.Tensor]
 
 MLP_ROWS = 128
 """Rows whose wide activations a CPU holds in its cache while they are needed."""
 
-
-@dataclass(frozen=True, kw_only=True)
-class LayerWeights:
-    """One layer's weights, linear ones as their leaves prepared them."""
-
-    input_norm: torch.Tensor
-    qkv_proj: PreparedLinear
-    q_norm: torch.Tensor | None
-    k_norm: torch.Tensor | None
-    o_proj: PreparedLinear
-    post_attention_norm: torch.Tensor
-    gate_up_proj: PreparedLinear
-    down_proj: PreparedLinear
+FINAL_NORM = "model.norm.weight"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +53,11 @@ class DecoderBatch:
 
 
 class Decoder:
-    """A model's weights behind its plans. ``forward`` depends on nothing but its arguments."""
+    """A model's weights behind its plans. ``forward`` depends on nothing but its arguments.
+
+    The tensors given at construction are the decoder's from then on: it may keep them, and an
+    update writes into what it keeps.
+    """
 
     def __init__(
         self, spec: ModelSpec, plans: DecoderPlans, weights: Weights, *, num_positions: int
@@ -67,14 +65,29 @@ class Decoder:
         self.spec = spec
         self.plans = plans
         self.mlp_rows = MLP_ROWS
-        self.embedding = weights["model.embed_tokens.weight"]
-        self.layers = [self._layer(weights, layer) for layer in range(spec.num_hidden_layers)]
-        self.final_norm = weights["model.norm.weight"]
-        head = self.embedding if spec.tie_word_embeddings else weights["lm_head.weight"]
-        self.head = plans.head.run.prepare(head[: spec.output_vocab_size], None)
-        self.cos_sin = rope_table(
-            spec.rope, num_positions, self._table_dtype(), device=self.embedding.device
-        )
+        self.embedding = weights[EMBEDDING_NAME]
+        self.layers = [
+            prepare_layer(plans, weights, layer) for layer in range(spec.num_hidden_layers)
+        ]
+        self.final_norm = weights[FINAL_NORM]
+        self.head = plans.head.run.prepare(self._head_rows(weights), None)
+        self.cos_sin = self._rope_table(num_positions)
+
+    def update(self, weights: Weights) -> None:
+        """Replace every weight in place by *weights*, which has all of the model's tensors.
+
+        Tensors of the decoder stay the same objects; beyond them and the arguments, one
+        projection's weight is alive at a time. No step may run meanwhile, and what was cached
+        of earlier steps is of the old weights. Raises ModelError, before anything is written,
+        with every tensor that is missing, unknown, or of another shape or dtype.
+        """
+        require_tensors(self.spec, weights, where="argument weights")
+        with torch.no_grad():
+            self.embedding.copy_(weights[EMBEDDING_NAME])
+            for layer, held in enumerate(self.layers):
+                refresh_layer(self.plans, held, weights, layer)
+            self.final_norm.copy_(weights[FINAL_NORM])
+            self.plans.head.run.refresh(self.head, self._head_rows(weights), None)
 
     def forward(self, batch: DecoderBatch, caches: Sequence[LayerCache]) -> torch.Tensor:
         """Hidden states D[T, H] after the last norm; writes the batch's keys and values.
@@ -128,48 +141,21 @@ class Decoder:
         )
         return q
 
-    def _layer(self, weights: Weights, layer: int) -> LayerWeights:
-        prefix = f"model.layers.{layer}"
-        attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
-        plans = self.plans
-        return LayerWeights(
-            input_norm=weights[f"{prefix}.input_layernorm.weight"],
-            qkv_proj=plans.qkv_proj.run.prepare(
-                *_fused(weights, [f"{attention}.{name}_proj" for name in "qkv"])
-            ),
-            q_norm=weights.get(f"{attention}.q_norm.weight"),
-            k_norm=weights.get(f"{attention}.k_norm.weight"),
-            o_proj=plans.o_proj.run.prepare(*_fused(weights, [f"{attention}.o_proj"])),
-            post_attention_norm=weights[f"{prefix}.post_attention_layernorm.weight"],
-            gate_up_proj=plans.gate_up_proj.run.prepare(
-                *_fused(weights, [f"{mlp}.gate_proj", f"{mlp}.up_proj"])
-            ),
-            down_proj=plans.down_proj.run.prepare(*_fused(weights, [f"{mlp}.down_proj"])),
-        )
+    def _head_rows(self, weights: Weights) -> torch.Tensor:
+        """A tied head reads the decoder's own embedding, whose memory it may share."""
+        rows = self.embedding if self.spec.tie_word_embeddings else weights[HEAD_NAME]
+        return rows[: self.spec.output_vocab_size].to(self.embedding.device)
 
-    def _table_dtype(self) -> torch.dtype:
+    def _rope_table(self, num_positions: int) -> torch.Tensor:
+        """The table in the form that the order of its call site names."""
         facts = self.plans.qk_norm_rope_write.site.facts
-        return getattr(torch, str(facts["rope_table_dtype"]))  # type: ignore[no-any-return]
-
-
-def rope_table(
-    rope: RopeSpec, num_positions: int, dtype: torch.dtype, *, device: torch.device
-) -> torch.Tensor:
-    """cos and sin of every position, [num_positions, rotary_dim]: the cos half, then the sin half.
-
-    float64 on the host, multiplied by the attention factor, rounded once to *dtype*; returned
-    in float32 (float64 for a float64 table), which holds any narrower value exactly.
-    """
-    positions = np.arange(num_positions, dtype=np.float64)
-    angles = np.outer(positions, np.array(rope.inverse_frequencies(), dtype=np.float64))
-    table = np.concatenate([np.cos(angles), np.sin(angles)], axis=1) * rope.attention_scaling
-    internal = torch.float64 if dtype == torch.float64 else torch.float32
-    return torch.from_numpy(table).to(dtype).to(internal).to(device)
-
-
-def _fused(weights: Weights, modules: Sequence[str]) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The modules' weights stacked by output row, and their biases if they have any."""
-    weight = torch.cat([weights[f"{module}.weight"] for module in modules])
-    biases = [weights.get(f"{module}.bias") for module in modules]
-    present = [bias for bias in biases if bias is not None]
-    return weight, torch.cat(present) if present else None
+        return rope_table(
+            self.spec.rope,
+            num_positions,
+            getattr(torch, str(facts["rope_table_dtype"])),
+            device=self.embedding.device,
+            yarn=YarnDevices(
+                ramp=str(facts["yarn_ramp_mask_device"]),
+                frequency=str(facts["yarn_frequency_device"]),
+            ),
+        )

@@ -1,12 +1,14 @@
 """Rotary position embedding: the resolved parameters and the fp64 numbers they stand for.
 
 Everything here is plain Python floats (IEEE double), so the planner, the loader and the
-trainer's twin start from the same table whatever device they use.
+trainer's twin start from the same table whatever device they use. The table itself, and a
+trainer's float32 forms of it, are in ``rope_table.py``.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -39,16 +41,37 @@ class RopeSpec:
     beta_slow: float | None = None
     truncate: bool | None = None
 
-    def inverse_frequencies(self) -> tuple[float, ...]:
-        """Radians per position of each pair, fp64, ``rotary_dim // 2`` values."""
+    def inverse_frequencies(self, *, yarn_ramp: Sequence[float] | None = None) -> tuple[float, ...]:
+        """Radians per position of each pair, fp64, ``rotary_dim // 2`` values.
+
+        *yarn_ramp* stands in for ``yarn_ramp()`` where that was computed elsewhere.
+        """
         base = _base_frequencies(self.theta, self.rotary_dim)
         if self.type == "linear":
             return tuple(frequency / self.factor for frequency in base)
         if self.type == "llama3":
             return tuple(_llama3_frequency(self, frequency) for frequency in base)
         if self.type == "yarn":
-            return _yarn_frequencies(self, base)
+            ramp = self.yarn_ramp() if yarn_ramp is None else yarn_ramp
+            return _yarn_frequencies(self, base, ramp)
         return base
+
+    def yarn_ramp(self) -> tuple[float, ...]:
+        """YaRN's linear ramp: the share of each pair's frequency that is divided by factor."""
+        low, high = self.yarn_ramp_ends()
+        pairs = range(self.rotary_dim // 2)
+        return tuple(min(max((pair - low) / (high - low), 0.0), 1.0) for pair in pairs)
+
+    def yarn_ramp_ends(self) -> tuple[float, float]:
+        """First and last pair of the ramp: where a pair turns beta_fast and beta_slow times."""
+        fast, slow = self.beta_fast, self.beta_slow
+        if fast is None or slow is None:
+            raise ValueError("a yarn rope needs beta_fast and beta_slow")
+        low, high = _pair_of_turns(self, fast), _pair_of_turns(self, slow)
+        if self.truncate is not False:
+            low, high = float(math.floor(low)), float(math.ceil(high))
+        low, high = max(low, 0.0), min(high, float(self.rotary_dim - 1))
+        return (low, high + YARN_SINGULAR_STEP) if low == high else (low, high)
 
     @property
     def attention_scaling(self) -> float:
@@ -92,32 +115,21 @@ def _llama3_frequency(rope: RopeSpec, frequency: float) -> float:
     return (1.0 - kept) * frequency / rope.factor + kept * frequency
 
 
-def _yarn_frequencies(rope: RopeSpec, base: tuple[float, ...]) -> tuple[float, ...]:
+def _yarn_frequencies(
+    rope: RopeSpec, base: tuple[float, ...], ramp: Sequence[float]
+) -> tuple[float, ...]:
     """NTK-by-parts (arXiv 2309.00071, section 3.2), with the ramp taken over the pair index.
 
     Pairs below the ramp keep their frequency, pairs above it are divided by factor.
     """
-    low, high = _yarn_ramp(rope)
     return tuple(
-        _blend(frequency, frequency / rope.factor, min(max((pair - low) / (high - low), 0.0), 1.0))
-        for pair, frequency in enumerate(base)
+        _blend(frequency, frequency / rope.factor, share)
+        for frequency, share in zip(base, ramp, strict=True)
     )
 
 
 def _blend(kept: float, divided: float, share_divided: float) -> float:
     return divided * share_divided + kept * (1.0 - share_divided)
-
-
-def _yarn_ramp(rope: RopeSpec) -> tuple[float, float]:
-    """First and last pair of the ramp: where a pair turns beta_fast and beta_slow times."""
-    fast, slow = rope.beta_fast, rope.beta_slow
-    if fast is None or slow is None:
-        raise ValueError("a yarn rope needs beta_fast and beta_slow")
-    low, high = _pair_of_turns(rope, fast), _pair_of_turns(rope, slow)
-    if rope.truncate is not False:
-        low, high = float(math.floor(low)), float(math.ceil(high))
-    low, high = max(low, 0.0), min(high, float(rope.rotary_dim - 1))
-    return (low, high + YARN_SINGULAR_STEP) if low == high else (low, high)
 
 
 def _pair_of_turns(rope: RopeSpec, turns: float) -> float:

@@ -41,6 +41,7 @@ def decoder_sites(dtype: str = "bfloat16", **switches: str) -> list[CallSite]:
             qk_norm=True,
             eps=1e-6,
             **given("norm_cast", "rope_table_dtype"),
+            **given("yarn_ramp_mask_device", "yarn_frequency_device"),
         ),
         sites.attention_site("attention", **heads, dtype=dtype, **given("softmax_p_dtype")),
         sites.silu_mul_site("act", width=352, dtype=dtype, **given("activation_rounding")),
@@ -127,6 +128,9 @@ def test_arithmetic_id_depends_on_contraction_length_dtype_and_machine() -> None
     ("switch", "value"),
     [
         ("rope_table_dtype", "model"),
+        ("yarn_ramp_mask_device", "cpu"),
+        ("yarn_frequency_device", "cpu"),
+        ("yarn_frequency_device", "cuda"),
         ("norm_cast", "after"),
         ("activation_rounding", "float32"),
         ("softmax_p_dtype", "float32"),
@@ -150,6 +154,8 @@ def test_site_builders_refuse_what_has_no_order() -> None:
         sites.gemm_site("x", k=1, n=1, dtype="int8", bias=False)
     with pytest.raises(ValueError, match="norm_cast 'during' is not one of before, after"):
         sites.rms_norm_site("x", width=8, eps=1e-6, dtype="float32", norm_cast="during")
+    with pytest.raises(ValueError, match="yarn_ramp_mask_device 'gpu' is not one of host, cpu"):
+        decoder_sites(yarn_ramp_mask_device="gpu")
     with pytest.raises(ValueError, match="q_heads 3 is not a multiple of kv_heads 2"):
         sites.attention_site("x", q_heads=3, kv_heads=2, head_dim=8, block_size=16, dtype="float32")
 

@@ -23,8 +23,7 @@ class PreparedLinear:
     """A weight in the form that one leaf reads, [n, k] whatever the leaf did to it.
 
     ``weight`` may be padded in its first dimension (zero rows) and may share memory with the
-    checkpoint's tensor where no conversion was needed. Prepared again after every weight
-    update.
+    checkpoint's tensor where no conversion was needed. A weight update refreshes it in place.
     """
 
     weight: torch.Tensor
@@ -117,6 +116,15 @@ class Linear(Protocol):
 
     def prepare(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PreparedLinear:
         """weight D[N, K], bias D[N] or None."""
+
+    def refresh(
+        self, prepared: PreparedLinear, weight: torch.Tensor, bias: torch.Tensor | None
+    ) -> None:
+        """Put another weight in the place of the one that this leaf prepared.
+
+        *prepared* keeps its tensors, which get the bits that ``prepare`` would give them. Where
+        it shares the memory of *weight*, nothing is copied.
+        """
 
     def __call__(self, x: torch.Tensor, prepared: PreparedLinear) -> torch.Tensor:
         """D[T, K] -> D[T, N] (gemm) or A[T, N] (head)."""

@@ -20,6 +20,7 @@ from pagedctl_kernels.ops.row_blocks import (
     packed_product,
     packed_weight,
     padded_columns,
+    repack,
     row_block_product,
     row_product,
 )
@@ -61,6 +62,9 @@ class _Linear:
 
     def check_input(self, x: torch.Tensor, prepared: PreparedLinear) -> None:
         expect(f"{self.op}: x", x, self.dtype, ("T", self.k))
+        self.check_prepared(prepared)
+
+    def check_prepared(self, prepared: PreparedLinear) -> None:
         if (prepared.n, prepared.k) != (self.n, self.k):
             raise ValueError(
                 f"{self.op}: weight was prepared for [{prepared.n}, {prepared.k}], "
@@ -72,6 +76,20 @@ class _Linear:
     def stored_shape(self) -> tuple[int, int]:
         """The shape of this leaf's prepared weight."""
         return self.columns, self.k
+
+    def refresh(
+        self, prepared: PreparedLinear, weight: torch.Tensor, bias: torch.Tensor | None
+    ) -> None:
+        """weight D[N, K], bias D[N] or None, into the tensors that *prepared* holds."""
+        self.check_weight(weight, bias)
+        self.check_prepared(prepared)
+        self.store(prepared.weight, weight)
+        if prepared.bias is not None and bias is not None:
+            prepared.bias.copy_(bias)
+
+    def store(self, held: torch.Tensor, weight: torch.Tensor) -> None:
+        """Columns that pad *held* stay zero; a copy onto the same memory is none."""
+        held[: self.n].copy_(weight)
 
 
 class _WidenedLinear(_Linear):
@@ -90,15 +108,19 @@ class _WidenedLinear(_Linear):
     def prepare(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PreparedLinear:
         """weight D[N, K], bias D[N] or None; a float32 weight of a fitting width is not copied."""
         self.check_weight(weight, bias)
-        wide = weight.to(self.compute)
-        if self.columns > self.n:
-            wide = functional.pad(wide, (0, 0, 0, self.columns - self.n))
         return PreparedLinear(
-            weight=wide.contiguous(),
+            weight=self.widened(weight),
             bias=None if bias is None else bias.to(self.compute),
             k=self.k,
             n=self.n,
         )
+
+    def widened(self, weight: torch.Tensor) -> torch.Tensor:
+        """weight D[N, K] in the dtype and at the height of the product."""
+        wide = weight.to(self.compute)
+        if self.columns > self.n:
+            wide = functional.pad(wide, (0, 0, 0, self.columns - self.n))
+        return wide.contiguous()
 
     def product(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         raise NotImplementedError
@@ -155,6 +177,10 @@ class PackedLinear(_WidenedLinear):
         """weight D[N, K], bias D[N] or None; the result's weight is opaque."""
         prepared = super().prepare(weight, bias)
         return replace(prepared, weight=packed_weight(prepared.weight))
+
+    def store(self, held: torch.Tensor, weight: torch.Tensor) -> None:
+        """The opaque tensor stays and is given the memory of a newly packed weight."""
+        repack(held, self.widened(weight))
 
     def product(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return packed_product(x, weight, self.heights)
