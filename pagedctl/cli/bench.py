@@ -14,6 +14,7 @@ from pagedctl.bench.workloads import Workload, fit_to_model, load_workload
 from pagedctl.cli.bench_table import header, table
 from pagedctl.cli.engine_sections import print_warnings, recorded_run
 from pagedctl.cli.exit_codes import ExitCode
+from pagedctl.cli.explain_numerics import explain_numerics
 from pagedctl.cli.progress import open_progress
 from pagedctl.cli.reserved import refuse_reserved
 from pagedctl.cli.session import Session
@@ -31,7 +32,9 @@ from pagedctl.manifest.writer import ManifestBuilder
 
 def run(session: Session) -> ExitCode:
     """Serve the workload, show the figures; exit code 2 if a request failed."""
-    refuse_reserved(session, "suite", "explain_numerics")
+    if session["explain_numerics"]:
+        return explain_numerics(session)
+    refuse_reserved(session, "suite")
     with recorded_run(session) as builder:
         result = _bench(session, builder)
         _keep(builder, result)
@@ -49,8 +52,8 @@ def _bench(session: Session, builder: ManifestBuilder) -> BenchResult:
     asked, prepare_s = _load_workload(session, config, builder)
     from pagedctl.engine.engine import Engine
 
-    with Engine(config, run_seed=_integer(session, "seed")) as engine:
-        fill_from_engine(builder, engine, needs_record=False)
+    with Engine(config, run_seed=_integer(session, "seed"), needs_record=False) as engine:
+        fill_from_engine(builder, engine)
         assert engine.config.max_model_len is not None
         workload = fit_to_model(asked, engine.spec.input_vocab_size, engine.config.max_model_len)
         _fill_workload(builder, workload, session)

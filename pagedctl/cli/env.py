@@ -2,25 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
+
 from rich import box
 from rich.table import Table
 
 from pagedctl.cli.exit_codes import ExitCode
 from pagedctl.cli.session import Session
 from pagedctl.config.home import home_folder
+from pagedctl.manifest.capabilities import Capability
 from pagedctl.manifest.environment import EnvironmentReport, inspect_environment
+from pagedctl.numerics.plugins import installed
 
 
 def run(session: Session) -> ExitCode:
     """Look, and show; the exit code is 0 unless looking is impossible."""
     with session.manifest_builder(reads_only=True) as builder:
-        report = inspect_environment(environ=session.environ, home=home_folder(session.environ))
+        found = inspect_environment(environ=session.environ, home=home_folder(session.environ))
+        report = replace(found, capabilities=(*found.capabilities, *_plugins()))
         for section, value in report.manifest_sections().items():
             setattr(builder, section, value)
     session.show(_versions(report), _devices(report), _capabilities(report))
     assert builder.closed is not None
     session.emit(builder.closed)
     return ExitCode.YES
+
+
+def _plugins() -> Iterator[Capability]:
+    """Every installed plug-in: taken, or broken and why."""
+    here = installed()
+    for name in here.plugins:
+        yield Capability(name=f"plug-in {name}", works=True, detail="its contracts and leaves")
+    for fault in here.faults:
+        yield Capability(name="plug-in", works=False, detail=fault.what, remedy=fault.remedy)
 
 
 def _table(*columns: str) -> Table:

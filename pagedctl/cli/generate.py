@@ -12,6 +12,7 @@ from pagedctl.cli.completion_output import CompletionOutput, FileOutput, LinesOu
 from pagedctl.cli.completion_tally import Tally
 from pagedctl.cli.engine_sections import print_warnings, recorded_run
 from pagedctl.cli.exit_codes import ExitCode
+from pagedctl.cli.explain_numerics import explain_numerics
 from pagedctl.cli.fault_notes import note_faults
 from pagedctl.cli.generate_job import Asked, Job, job_of, placed, read_all
 from pagedctl.cli.jsonl_streams import completed_file
@@ -58,6 +59,8 @@ class Part:
 
 def run(session: Session) -> ExitCode:
     """Check all lines, build the engine, sample, write; 2 if a request has no whole answer."""
+    if session["explain_numerics"]:
+        return explain_numerics(session)
     job = job_of(session)
     if job.output is None:
         return _run(session, job, None)

@@ -70,7 +70,7 @@ class Asked:
 
 def job_of(session: Session) -> Job:
     """The job that *session*'s options describe; ConfigError or ModelError if there is none."""
-    refuse_reserved(session, "explain_numerics", "ray", "replicas")
+    refuse_reserved(session, "ray", "replicas")
     output = _output(session)
     defaults = params_of_options(session.options.values)
     config = EngineConfig.from_resolved(session.options)

@@ -32,6 +32,7 @@ BODIES = {
     "generate": "pagedctl.cli.generate:run",
     "score": "pagedctl.cli.score:run",
     "bench": "pagedctl.cli.bench:run",
+    "invariance": "pagedctl.cli.invariance:run",
     "env": "pagedctl.cli.env:run",
     "models list": "pagedctl.cli.models:run_list",
     "models inspect": "pagedctl.cli.models:run_inspect",

@@ -14,10 +14,22 @@ from pagedctl.manifest.writer import ManifestBuilder
 from pagedctl.models.inspection import Inspection, inspect_model, list_models, model_info
 from pagedctl.models.model_digest import model_digest
 from pagedctl.models.spec import ModelSpec
+from pagedctl.numerics.envelopes import Envelope
 from pagedctl.numerics.plugins import installed
+from pagedctl.numerics.profiles import PROFILES, Profile
+from pagedctl.numerics.records import (
+    DAMAGED_RECORD,
+    Records,
+    read_records,
+    records_folder,
+    records_of,
+)
 
 SLOW_BYTES = 1 << 30
 """More than this to hash is announced; it takes about a second per GiB, once."""
+
+
+CHECKED_AT_START = "checked when an engine starts"
 
 
 def run_list(session: Session) -> ExitCode:
@@ -61,28 +73,56 @@ def _inspect(session: Session, builder: ManifestBuilder, inspection: Inspection)
         session.note(f"hashing {nbytes / 2**30:,.1f} GiB, once for these files")
     digest = model_digest(resolved, home=home_folder(session.environ))
     builder.model = model_info(resolved, digest=digest)
-    eligible = eligibility(resolved.spec)
+    records = read_records(records_folder(home_folder(session.environ)))
+    eligible = eligibility(resolved.spec, records)
     builder.metrics = {**inspection.metrics(), "eligible": eligible}
     builder.warnings = [
         ManifestWarning(code=one.code, where=one.where, text=one.text)
         for one in resolved.spec.warnings
     ]
+    for error in records.damaged:
+        text = f"a verification record cannot be read: {error.what}"
+        builder.warn(DAMAGED_RECORD, where=error.where, text=text)
     return inspection_tables(inspection, digest, eligible)
 
 
-def eligibility(spec: ModelSpec) -> dict[str, dict[str, object]]:
+def eligibility(spec: ModelSpec, records: Records) -> dict[str, dict[str, object]]:
     """Each contract that the model may run under, and what vouches for it.
 
-    ``eligible_by`` names a shipped profile or a verification record; this version has
-    neither, so a bitwise contract runs unverified.
+    ``eligible_by`` names a shipped profile or the verification records of this architecture and
+    dtype. What only a built engine knows is compared when one starts.
     """
-    found: dict[str, dict[str, object]] = {}
-    for contract in installed().envelopes:
-        text = f"{contract.promise}; nothing to verify"
-        if contract.bitwise:
-            text = f"unverified: no profile or record covers {spec.family} {spec.dtype} yet"
-        found[contract.name] = {"eligible_by": None, "verified": not contract.bitwise, "text": text}
-    return found
+    return {one.name: _standing(one, spec, records) for one in installed().envelopes}
+
+
+def _standing(contract: Envelope, spec: ModelSpec, records: Records) -> dict[str, object]:
+    if not contract.bitwise:
+        return _entry(None, True, f"{contract.promise}; nothing to verify")
+    profile = Profile(
+        family=spec.family, dtype=spec.dtype, device_class="cpu", contract=contract.name
+    )
+    if profile in PROFILES:
+        return _entry(str(profile), True, f"leaves and switches are {CHECKED_AT_START}")
+    facts = {
+        "contract": contract.name,
+        "spec_digest": spec.spec_digest,
+        "family": spec.family,
+        "dtype": spec.dtype,
+    }
+    found = records_of(facts, records)
+    needed = contract.evidence
+    paths = [str(one.path) for command in needed for one in found.get(command, ())]
+    lacking = [command for command in needed if command not in found]
+    if not lacking:
+        text = f"arithmetic, device, versions and switches are {CHECKED_AT_START}"
+        return _entry(" and ".join(paths), True, text)
+    text = f"unverified: no profile covers {spec.family} {spec.dtype}, and there is no record of "
+    text += " or of ".join(lacking)
+    return _entry(None, False, f"{text}; there is {', '.join(paths)}" if paths else text)
+
+
+def _entry(eligible_by: str | None, verified: bool, text: str) -> dict[str, object]:
+    return {"eligible_by": eligible_by, "verified": verified, "text": text}
 
 
 def _fill_header(builder: ManifestBuilder, session: Session) -> None:

@@ -195,7 +195,7 @@ def _require_same_run(
 ) -> None:
     """Compare what is known before the engine is built."""
     names = [name for name in session.options.values if name not in GROUPS["files"].options]
-    settings = job.config.contract.settings
+    settings = job.config.contract.on_device(job.config.device, tp=job.config.tp).settings
     digest = None
     if before.model is not None:
         digest = model_digest(job.resolved, home=home_folder(session.environ))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from pagedctl.cli.engine_sections import print_warnings, recorded_run
 from pagedctl.cli.exit_codes import ExitCode
+from pagedctl.cli.explain_numerics import explain_numerics
 from pagedctl.cli.jsonl_streams import completed_file
 from pagedctl.cli.progress import Progress, open_progress
 from pagedctl.cli.resume_header import PartialHeader
@@ -45,6 +46,8 @@ def run(session: Session) -> ExitCode:
 
     1 if a compared logprob differs, 2 if a line has no answer, or nothing was compared.
     """
+    if session["explain_numerics"]:
+        return explain_numerics(session)
     job = score_job_of(session)
     file = None if job.output is None else ScoreFile(job.output)
     with (
@@ -103,8 +106,8 @@ def _engine_for(
         return
     from pagedctl.engine.engine import Engine
 
-    with Engine(job.config) as engine:
-        fill_from_engine(builder, engine, needs_record=not job.check)
+    with Engine(job.config, needs_record=not job.check) as engine:
+        fill_from_engine(builder, engine)
         print_warnings(session, builder)
         yield engine
 

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from pagedctl.engine.request import RequestId, Scores
 from pagedctl.engine.score_lines import ScoreLine
 from pagedctl.manifest.schema import Verdict
+from pagedctl.verify.float_bits import bits, ulps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,18 +55,18 @@ class Comparison:
         given = np.array(line.logprobs, dtype=np.float32)
         if scores.logprobs.dtype != np.float32 or scores.logprobs.shape != given.shape:
             raise RuntimeError(f"{line.id}: {given.shape} and {scores.logprobs.shape} logprobs")
-        (places,) = (_bits(given) != _bits(scores.logprobs)).nonzero()
+        (places,) = (bits(given) != bits(scores.logprobs)).nonzero()
         self.num_tokens += len(given)
         self.num_tokens_differing += len(places)
         if not len(places):
             self.num_equal += 1
             return
         self.num_differing += 1
-        ulps = np.abs(_rank(given[places]) - _rank(scores.logprobs[places]))
-        self.max_ulps = max(self.max_ulps, int(ulps.max()))
+        distances = ulps(given[places], scores.logprobs[places])
+        self.max_ulps = max(self.max_ulps, int(distances.max()))
         if self.first is None or line.line_number < self._first_line:
             self._first_line = line.line_number
-            self.first = _difference(line, scores, int(places[0]), given, int(ulps[0]))
+            self.first = _difference(line, scores, int(places[0]), given, int(distances[0]))
 
     def verdict(self, num_lines: int) -> Verdict:
         """Of *num_lines* to compare. One difference is a no; without one, all must be equal.
@@ -90,18 +91,8 @@ class Comparison:
         }
 
 
-def _bits(values: NDArray[np.float32]) -> NDArray[np.int32]:
-    return values.view(np.int32)
-
-
-def _rank(values: NDArray[np.float32]) -> NDArray[np.int64]:
-    """The place of each value among all float32, int64: -0.0 is -1 and 0.0 is 0."""
-    bits = _bits(values).astype(np.int64)
-    return np.where(bits >= 0, bits, -(bits & 0x7FFFFFFF) - 1)
-
-
 def _difference(
-    line: ScoreLine, scores: Scores, place: int, given: NDArray[np.float32], ulps: int
+    line: ScoreLine, scores: Scores, place: int, given: NDArray[np.float32], distance: int
 ) -> Difference:
     position = line.sequence.start + place
     return Difference(
@@ -111,5 +102,5 @@ def _difference(
         token_id=line.sequence.token_ids[position],
         line_logprob=given[place],
         scored_logprob=scores.logprobs[place],
-        ulps=ulps,
+        ulps=distance,
     )

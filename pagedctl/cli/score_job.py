@@ -9,7 +9,6 @@ from pathlib import Path
 from pagedctl.cli.generate_job import partial_beside
 from pagedctl.cli.jsonl_streams import input_of
 from pagedctl.cli.parsing import STANDARD_STREAM
-from pagedctl.cli.reserved import refuse_reserved
 from pagedctl.cli.session import Session
 from pagedctl.config.engine_config import EngineConfig
 from pagedctl.engine.input_lines import InputLines
@@ -69,7 +68,6 @@ class Asked:
 
 def score_job_of(session: Session) -> ScoreJob:
     """The job that *session*'s options describe; ConfigError or ModelError if there is none."""
-    refuse_reserved(session, "explain_numerics")
     check = bool(session["check"])
     output = _output(session)
     streams_lines = session["output"] == STANDARD_STREAM or (output is None and not check)

@@ -37,7 +37,8 @@ class EngineConfig(ModelOptions, ContractOptions, EngineOptions, ParallelOptions
 
     ``EngineConfig(max_num_seqs=64)`` takes keyword arguments alone;
     :meth:`EngineConfig.load` also reads the environment and a plan file. Both refuse unknown
-    names, broken values and values looser than the contract.
+    names, broken values and values looser than the contract. An argument that equals the default
+    counts as the default: ``numerics="invariant"`` was not asked for.
 
     ``origins`` maps each option to ``flag``, ``env NAME``, ``plan FILE``, ``argument``,
     ``default``, or ``derived: RULE``.

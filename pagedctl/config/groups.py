@@ -20,7 +20,7 @@ from pagedctl.config.kinds import (
     Text,
 )
 from pagedctl.config.options import option
-from pagedctl.numerics.plugins import installed
+from pagedctl.numerics.plugins import OTHER_NAMES, installed
 from pagedctl.numerics.switches import LOGPROB_ORDER_PATTERN
 
 MAX_SEED = 2**53 - 1
@@ -70,7 +70,8 @@ class ContractOptions:
     numerics: str = option(
         Choice(
             values=installed().envelopes.names(),
-            instead={"auto": "fast", "deterministic": "invariant", "batch-invariant": "invariant"},
+            instead=OTHER_NAMES,
+            otherwise=installed().contract_remedy(),
         ),
         "the contract; it tightens what was not given and refuses what is looser",
         default="invariant",

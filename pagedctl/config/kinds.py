@@ -138,12 +138,14 @@ class Choice:
     """One of a closed set of words.
 
     ``later`` names words that are reserved and not available in this version; ``instead``
-    maps a word that other tools use to ours.
+    maps a word that other tools use to ours. ``otherwise`` is the remedy for an unknown word
+    where more is to be said than the nearest one.
     """
 
     values: tuple[str, ...]
     later: tuple[str, ...] = ()
     instead: Mapping[str, str] = field(default_factory=dict)
+    otherwise: str | None = None
 
     @property
     def metavar(self) -> str:
@@ -163,7 +165,9 @@ class Choice:
         if value in self.instead:
             raise Broken("is another tool's name", rule, f"use {self.instead[value]}")
         close = nearest(value, self.values)
-        raise Broken("is unknown", rule, f"did you mean {close}?" if close else None)
+        raise Broken(
+            "is unknown", rule, self.otherwise or (f"did you mean {close}?" if close else None)
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

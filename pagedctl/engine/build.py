@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -23,9 +24,11 @@ from pagedctl.engine.out_of_memory import refused_if_out_of_memory
 from pagedctl.engine.runner import Runner
 from pagedctl.engine.sampler import Sampler
 from pagedctl.engine.scheduler import Scheduler, SchedulerLimits
+from pagedctl.engine.verification import Verification, verified_contract
 from pagedctl.errors import CapacityError, ConfigError
 from pagedctl.models.binding import DecoderPlans
 from pagedctl.models.spec import ModelSpec
+from pagedctl.numerics.pins import hold_pins
 from pagedctl.numerics.plugins import installed
 from pagedctl_kernels.registry import Registry
 
@@ -39,6 +42,7 @@ class EngineParts:
 
     config: EngineConfig
     model: LoadedModel
+    verification: Verification
     arena: KVArena
     scheduler: Scheduler
     runner: Runner
@@ -58,6 +62,7 @@ def build_parts(
     *,
     registry: Registry | None = None,
     shared: LoadedModel | None = None,
+    needs_record: bool = True,
 ) -> EngineParts:
     """Resolve the model, bind its plans under the contract, load weights and size the pool.
 
@@ -65,9 +70,11 @@ def build_parts(
     is loaded already. Raises ModelError, NumericsRefused, CapacityError or ConfigError.
     """
     config = with_device(refuse_later(config))
+    hold_pins(config.contract.on_device(config.device, tp=config.tp), os.environ)
     if shared is not None:
         shared.require_same_model(config)
     bound = shared or bind_model(config, weights, registry or installed().leaves)
+    verification = verified_contract(bound, config, os.environ, needs_record=needs_record)
     config, num_blocks = _with_pool(with_model(config, bound.spec), bound.spec)
     assert config.max_model_len is not None
     if shared is not None:
@@ -92,6 +99,7 @@ def build_parts(
     return EngineParts(
         config=config,
         model=model,
+        verification=verification,
         arena=arena,
         scheduler=Scheduler(_limits(config), BlockPool(num_blocks)),
         runner=runner,

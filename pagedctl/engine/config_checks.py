@@ -10,9 +10,6 @@ from pagedctl.models.spec import ModelSpec
 from pagedctl.numerics.logprob_order import parse_logprob_order
 from pagedctl_kernels.registry import Registry
 
-UNVERIFIED = "unverified"
-"""The code of the warning that no profile or record covers the contract here."""
-
 CAPPED_BY_POOL = "derived: pool"
 """The origin of a max_model_len that the pool lowered."""
 
@@ -129,12 +126,13 @@ def check_logprob_width(spec: ModelSpec, config: EngineConfig) -> None:
                 remedy="give the trainer's padded size, or leave it out",
             )
         )
-    order = parse_logprob_order(str(config.contract["logprob_order"]))
+    settings = config.contract.settings
+    order = parse_logprob_order(str(settings["logprob_order"].value))
     if order.explicit and vocab % order.block_size:
         faults.append(
             Fault(
                 what=f"block width {order.block_size} leaves {vocab % order.block_size} columns",
-                where=f"option logprob_order, set by {config.origins['logprob_order']}",
+                where=f"option logprob_order, set by {settings['logprob_order'].set_by}",
                 rule=f"an explicit width divides the (padded) vocabulary of {vocab}",
                 remedy="give the trainer's shard width, or the order without a width",
             )
@@ -143,15 +141,10 @@ def check_logprob_width(spec: ModelSpec, config: EngineConfig) -> None:
         raise NumericsRefused.of(faults)
 
 
-def contract_warnings(config: EngineConfig, spec: ModelSpec) -> list[tuple[str, str, str]]:
-    """(code, where, text) of what a run should know of its configuration before it starts."""
-    found = []
+def position_warnings(config: EngineConfig, spec: ModelSpec) -> list[tuple[str, str, str]]:
+    """(code, where, text) of what a run should know of its lengths before it starts."""
     cap = config.max_model_len
-    if cap is not None and cap > spec.max_position_embeddings:
-        text = f"max_model_len {cap} is beyond the model's {spec.max_position_embeddings} positions"
-        found.append(("beyond_positions", "option max_model_len", text))
-    if config.contract.contract.bitwise and not config.unverified:
-        name = config.contract.contract.name
-        text = f"{name} runs unverified: no profile or record covers this model and machine"
-        found.append((UNVERIFIED, "option numerics", text))
-    return found
+    if cap is None or cap <= spec.max_position_embeddings:
+        return []
+    text = f"max_model_len {cap} is beyond the model's {spec.max_position_embeddings} positions"
+    return [("beyond_positions", "option max_model_len", text)]

@@ -14,6 +14,7 @@ from types import TracebackType
 import torch
 
 from pagedctl.config.engine_config import EngineConfig
+from pagedctl.engine.availability import Availability
 from pagedctl.engine.build import EngineParts, build_parts
 from pagedctl.engine.commit import commit_step
 from pagedctl.engine.completions import completion_of, sequences_of
@@ -49,7 +50,7 @@ from pagedctl.engine.scoring import (
     scores_of,
 )
 from pagedctl.engine.sequence import Sequence
-from pagedctl.engine.step_plan import StepPlan
+from pagedctl.engine.step_counts import StepCounts
 from pagedctl.engine.step_report import StepReport
 from pagedctl.manifest.schema import Manifest
 from pagedctl.manifest.writer import ManifestBuilder
@@ -77,33 +78,32 @@ class Engine:
         run_seed: int = 0,
         registry: Registry | None = None,
         sharing: Engine | None = None,
+        needs_record: bool = True,
     ) -> None:
         """Build from *config*; *weights* (by Hugging Face name) stand in for files.
 
         ``run_seed`` seeds the requests that have no seed of their own. ``registry`` holds the
         leaves to choose from (None: the house's and those of plug-ins). ``sharing`` lends its
         loaded model, which must be of the same options of model and contract, of the same
-        kv_dtype and block_size; only batching and the pool may be other. Raises ModelError,
-        NumericsRefused, CapacityError or ConfigError.
+        kv_dtype and block_size; only batching and the pool may be other. A bitwise contract that
+        *config* asks for by another value than the default is refused without a shipped profile
+        or a verification record, unless ``unverified``; ``needs_record=False`` is for what only
+        measures or proves. Raises ModelError, NumericsRefused, CapacityError or ConfigError.
         """
         self._parts: EngineParts = build_parts(
             config or EngineConfig(),
             weights,
             registry=registry,
             shared=None if sharing is None else sharing.parts.model,
+            needs_record=needs_record,
         )
         self._context = sampling_context(self._parts, run_seed)
         self._limits = request_limits(self._parts)
-        self._unusable: str | None = None
-        self._paused: PauseMode | None = None
-        self._scoring = False
+        self._availability = Availability()
+        self._counts = StepCounts(self._parts.scheduler)
         self._live = LiveRequests(self._parts.scheduler)
         self._ended: list[Sequence] = []
         self._launched: deque[LaunchedStep] = deque()
-        self._steps = 0
-        self._forward_tokens = 0
-        self._output_tokens = 0
-        self._last_step: StepReport | None = None
 
     @property
     def config(self) -> EngineConfig:
@@ -127,8 +127,7 @@ class Engine:
         *samples* are the sample numbers that are wanted (None: all n of them), each with the
         stream that it has among all. While the engine is paused, the request is held back.
         """
-        self._require_usable()
-        self._require_no_scoring()
+        self._availability.require_free()
         request = self._checked(request)
         self._queue(request, checked_samples(request, samples))
 
@@ -143,7 +142,7 @@ class Engine:
         NumericsRefused, and runs nothing, if the process's torch settings no longer keep the
         contract; CapacityError if memory for the step cannot be had.
         """
-        self._require_no_scoring()
+        self._availability.require_free()
         self._run_if_it_may()
         finished = [completion_of(sequence, self._context) for sequence in self._ended]
         self._ended = []  # only now: an interruption above loses nobody
@@ -196,12 +195,12 @@ class Engine:
         iterator ends or is closed. Raises RequestError for a request that breaks a rule.
         """
         self._require_idle("scores", "let it finish its requests first")
-        self._scoring = True
+        self._availability.scoring = True
         try:
             yield from self._run_scores(iter(requests))
         finally:
-            self._scoring = False
-            if self._unusable is None:
+            self._availability.scoring = False
+            if self._availability.unusable is None:
                 self._cancel(self._live.sequences.values())
                 self._launched.clear()
                 self._ended.clear()
@@ -234,8 +233,7 @@ class Engine:
         Each unfinished sample comes from the next step with finish_reason "abort" and the
         tokens that were committed. 0 for a request that is finished, unknown, or cancelled.
         """
-        self._require_usable()
-        self._require_no_scoring()
+        self._availability.require_free()
         chosen = self._live.ids() if id is None else [id] if id in self._live else []
         for one in chosen:
             self._cancel(self._live.of(one))
@@ -248,9 +246,8 @@ class Engine:
         finished. ``keep``: freeze; running requests keep their keys and values. What is held
         back or frozen counts as unfinished, though steps return nothing then.
         """
-        self._require_usable()
-        self._require_no_scoring()
-        self._paused = checked_mode(mode)
+        self._availability.require_free()
+        self._availability.paused = checked_mode(mode)
         if mode == "abort":
             self.cancel()
         if mode != "wait":
@@ -258,7 +255,7 @@ class Engine:
 
     def resume(self) -> None:
         """Undo :meth:`pause`; requests that were held back follow those from before."""
-        self._paused = None
+        self._availability.paused = None
         self._live.release_held()
 
     def reset_prefix_cache(self) -> int:
@@ -271,7 +268,7 @@ class Engine:
         Computes *token_ids* (prompt and output) once more, aside from what is being served;
         None if every value is finite. Raises CapacityError if memory for it cannot be had.
         """
-        self._require_usable()
+        self._availability.require_usable()
         assert self.config.chunk_size is not None
         with refused_if_out_of_memory(
             f"memory for a rerun of {len(token_ids)} tokens cannot be had",
@@ -302,24 +299,11 @@ class Engine:
 
     def stats(self) -> Stats:
         """Counters since the engine was built, and its present load."""
-        scheduler = self._parts.scheduler
-        return Stats(
-            running=len(scheduler.running),
-            waiting=len(scheduler.waiting) + self._live.num_held,
-            free_blocks=scheduler.pool.num_free,
-            cached_blocks=scheduler.pool.num_cached,
-            steps=self._steps,
-            forward_tokens=self._forward_tokens,
-            prefix_hit_tokens=scheduler.prefix_hit_tokens,
-            preemptions=scheduler.num_preemptions,
-            output_tokens=self._output_tokens,
-        )
+        return self._counts.stats(num_held=self._live.num_held)
 
     def last_step(self) -> StepReport:
         """What the last call of :meth:`step` did; raises RuntimeError before the first."""
-        if self._last_step is None:
-            raise RuntimeError("no step has run yet")
-        return self._last_step
+        return self._counts.last()
 
     def manifest(self) -> Manifest:
         """What this engine is and did so far: configuration, contract, model, memory, counters."""
@@ -331,13 +315,13 @@ class Engine:
 
     def close(self) -> None:
         """Drop unfinished requests; afterwards only what it did can be asked for."""
-        if self._unusable is None:
+        if self._availability.unusable is None:
             for sequence in list(self._live.sequences.values()):
                 self._live.forget(sequence)
         self._live = LiveRequests(self._parts.scheduler)
         self._launched.clear()
         self._ended.clear()
-        self._unusable = "it is closed"
+        self._availability.unusable = "it is closed"
 
     def __enter__(self) -> Engine:
         return self
@@ -359,7 +343,7 @@ class Engine:
         return ended
 
     def _run_if_it_may(self) -> None:
-        self._require_usable()
+        self._availability.require_usable()
         if self._may_run():
             self._parts.runner.require_settings()
             with self._unusable_if_cut_short():
@@ -368,20 +352,20 @@ class Engine:
     @contextmanager
     def _unusable_if_cut_short(self) -> Iterator[None]:
         """An exception in the block leaves books that nothing may go on with."""
-        self._unusable = "an exception ended a step halfway; build a new engine"
-        with refused_if_out_of_memory(
-            "memory for a step cannot be had",
-            where="option max_num_batched_tokens",
-            rule=f"a step computes up to {self.config.max_num_batched_tokens} tokens at once",
-            remedy="lower --max-num-batched-tokens or --max-num-seqs, or the pool",
+        with (
+            self._availability.lost_if_cut_short(),
+            refused_if_out_of_memory(
+                "memory for a step cannot be had",
+                where="option max_num_batched_tokens",
+                rule=f"a step computes up to {self.config.max_num_batched_tokens} tokens at once",
+                remedy="lower --max-num-batched-tokens or --max-num-seqs, or the pool",
+            ),
         ):
             yield
-        self._unusable = None
 
     def _may_run(self) -> bool:
-        if self._paused in ("keep", "abort"):
-            return False
-        return self._parts.scheduler.has_unfinished() or bool(self._launched)
+        work = self._parts.scheduler.has_unfinished() or bool(self._launched)
+        return work and self._availability.may_launch
 
     def _run_step(self) -> None:
         plan = self._parts.scheduler.schedule()
@@ -390,7 +374,7 @@ class Engine:
         elif not self._launched:
             raise RuntimeError("nothing can be scheduled and nothing is in flight")
         assert self.config.lag is not None
-        self._count(plan, self._commit(self.config.lag if plan.rows else 0))
+        self._counts.step(plan, self._commit(self.config.lag if plan.rows else 0))
 
     def _commit(self, behind: int) -> Counter[SequenceKey]:
         """Commit launched steps but the last *behind*; the output tokens of each sequence."""
@@ -400,7 +384,7 @@ class Engine:
                 committed[key_of(row.sequence)] += row.num_tokens
                 if row.sequence.is_finished:
                     self._end(row.sequence)
-        self._output_tokens += committed.total()
+        self._counts.commit(committed)
         return +committed
 
     def _drain(self) -> None:
@@ -415,43 +399,16 @@ class Engine:
 
     def _queue(self, request: Request, samples: Iterable[int]) -> None:
         for sequence in sequences_of(request, self._context, samples):
-            self._live.add(sequence, hold=self._paused is not None)
+            self._live.add(sequence, hold=self._availability.paused is not None)
 
     def _end(self, sequence: Sequence) -> None:
         self._live.forget(sequence)
         self._ended.append(sequence)
 
-    def _count(self, plan: StepPlan, committed: Counter[SequenceKey]) -> None:
-        scheduler = self._parts.scheduler
-        self._steps += bool(plan.rows)
-        self._forward_tokens += plan.num_tokens
-        self._last_step = StepReport(
-            step=plan.step,
-            num_rows=len(plan.rows),
-            num_tokens=plan.num_tokens,
-            committed=tuple((id_, sample, count) for (id_, sample), count in committed.items()),
-            running=len(scheduler.running),
-            waiting=len(scheduler.waiting),
-            used_blocks=scheduler.pool.num_used,
-        )
-
     # -- checks --------------------------------------------------------------------------------
 
-    def _require_usable(self) -> None:
-        if self._unusable is not None:
-            raise RuntimeError(f"this engine cannot run: {self._unusable}")
-
-    def _require_no_scoring(self) -> None:
-        if self._scoring:
-            raise RuntimeError("the engine is scoring; end or close the iterator of scores first")
-
     def _require_idle(self, what: str, remedy: str) -> None:
-        self._require_usable()
-        self._require_no_scoring()
-        if self._paused is not None:
-            raise RuntimeError(f"{what} needs an engine that is not paused; call resume first")
-        if self.has_unfinished():
-            raise RuntimeError(f"{what} needs an idle engine; {remedy}")
+        self._availability.require_idle(what, remedy, busy=self.has_unfinished())
 
     def _all_checked(self, requests: Iterable[Request]) -> list[Request]:
         """Every request checked, and that no id is used twice, before any is queued."""

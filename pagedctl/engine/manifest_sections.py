@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from pagedctl.config.engine_config import EngineConfig
 from pagedctl.config.home import home_folder
-from pagedctl.engine.config_checks import UNVERIFIED, contract_warnings
+from pagedctl.engine.config_checks import position_warnings
+from pagedctl.engine.verification import eligibility_of
 from pagedctl.manifest.environment import cpu_info, run_facts, versions
 from pagedctl.manifest.schema import (
     DeviceInfo,
@@ -23,10 +24,13 @@ from pagedctl.manifest.schema import (
 from pagedctl.manifest.writer import ManifestBuilder
 from pagedctl.models.inspection import model_info
 from pagedctl.models.model_digest import model_digest
+from pagedctl.numerics.eligibility import NOTHING_TO_VERIFY, Eligibility
+from pagedctl.numerics.pins import pins_in_force
 from pagedctl.numerics.resolution import Numerics
 
 if TYPE_CHECKING:
     from pagedctl.engine.engine import Engine
+    from pagedctl.engine.model_parts import BoundModel
 
 
 def fill_header(builder: ManifestBuilder, environ: Mapping[str, str]) -> None:
@@ -45,23 +49,21 @@ def fill_from_config(builder: ManifestBuilder, config: EngineConfig) -> None:
     """
     builder.config |= config.as_dict()
     builder.config_origin |= dict(config.origins)
-    builder.numerics = _numerics(config.contract, leaves={}, arithmetic_id=None)
+    bitwise = config.contract.contract.bitwise
+    unjudged = Eligibility(verified=False) if bitwise else NOTHING_TO_VERIFY
+    builder.numerics = _numerics(config.contract, unjudged, leaves={}, arithmetic_id=None)
 
 
-def fill_from_engine(
-    builder: ManifestBuilder, engine: Engine, *, needs_record: bool = True
-) -> None:
+def fill_from_engine(builder: ManifestBuilder, engine: Engine) -> None:
     """Every section that a built engine decides, and the versions that only torch knows.
 
-    A command that only measures or proves needs no verification record and is not warned of a
-    missing one. The model's own warnings are added to the manifest's. The first digest of a
-    model on a machine reads all of its files: call this before anything is timed.
+    The warnings of the model and of the contract's verification are added to the manifest's.
+    The first digest of a model on a machine reads all of its files: call this before anything
+    is timed.
     """
     fill_from_config(builder, engine.config)
-    plans = engine.parts.plans
-    builder.numerics = _numerics(
-        engine.parts.model.numerics, leaves=plans.leaves(), arithmetic_id=plans.arithmetic_id
-    )
+    verification = engine.parts.verification
+    builder.numerics = numerics_section(engine.parts.model, verification.eligibility)
     builder.model = _model(engine)
     builder.memory = _memory(engine)
     builder.devices = _devices(builder, engine.config)
@@ -70,28 +72,46 @@ def fill_from_engine(
         ManifestWarning(code=one.code, where=one.where, text=one.text)
         for one in engine.spec.warnings
     ]
-    for code, where, text in contract_warnings(engine.config, engine.spec):
-        if needs_record or code != UNVERIFIED:
-            builder.warn(code, where=where, text=text)
+    for code, where, text in position_warnings(engine.config, engine.spec):
+        builder.warn(code, where=where, text=text)
+    builder.warnings += verification.warnings
+
+
+def numerics_section(bound: BoundModel, eligibility: Eligibility | None = None) -> NumericsInfo:
+    """The contract as it holds for *bound*, its leaves, and who vouches for it.
+
+    *eligibility* None: that is judged here.
+    """
+    plans = bound.plans
+    return _numerics(
+        bound.numerics,
+        eligibility or eligibility_of(bound, os.environ),
+        leaves=plans.leaves(),
+        arithmetic_id=plans.arithmetic_id,
+    )
 
 
 def _numerics(
-    numerics: Numerics, *, leaves: Mapping[str, str], arithmetic_id: str | None
+    numerics: Numerics,
+    eligibility: Eligibility,
+    *,
+    leaves: Mapping[str, str],
+    arithmetic_id: str | None,
 ) -> NumericsInfo:
-    """The contract as it holds. A bitwise one is verified by a profile or record: none yet."""
+    """The contract as it holds, and who vouches for it."""
     contract = numerics.contract
     return NumericsInfo(
         contract=contract.name,
         bitwise=contract.bitwise,
-        eligible_by=None,
-        verified=not contract.bitwise,
+        eligible_by=eligibility.eligible_by,
+        verified=eligibility.verified,
         switches={
-            name: SwitchInfo(value=setting.value, set_by=setting.set_by)
+            name: SwitchInfo(value=setting.value, set_by=setting.set_by, note=setting.note)
             for name, setting in numerics.settings.items()
         },
         leaves=leaves,
         routes=None,
-        pins={},
+        pins=pins_in_force(numerics, os.environ),
         arithmetic_id=arithmetic_id,
     )
 

@@ -13,11 +13,11 @@ from pagedctl.config.groups import ContractOptions, ModelOptions
 from pagedctl.config.options import options_of
 from pagedctl.engine.config_checks import check_checkpoint, check_kv_dtype, chosen_leaves
 from pagedctl.engine.out_of_memory import refused_if_out_of_memory
-from pagedctl.errors import ModelError
 from pagedctl.models.binding import DecoderPlans, bind_plans
 from pagedctl.models.decoder import Decoder
+from pagedctl.models.decoder_weights import require_tensors
 from pagedctl.models.locate import locate_model
-from pagedctl.models.resolve import ResolvedModel, resolve_model
+from pagedctl.models.resolve import ResolvedModel, WeightsPolicy, resolve_model
 from pagedctl.models.spec import ModelSpec
 from pagedctl.models.tokenizer import Tokenizer, load_tokenizer
 from pagedctl.models.weights import load_weights, random_weights
@@ -26,6 +26,12 @@ from pagedctl_kernels.machine import Machine, this_machine
 from pagedctl_kernels.registry import Registry
 
 Tensors = Mapping[str, torch.Tensor]
+
+TRIED_ELEMENTS = 1 << 25
+"""Of a weight, in the checks of a display: a second and half a GiB a call site.
+
+The checks of qwen3-8b's whole head take 43 s and 12 GiB (measured, two cores).
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,13 +72,16 @@ class LoadedModel(BoundModel):
             raise ValueError(f"the shared model has {len(self.decoder.cos_sin)} positions")
 
 
-def bind_model(config: EngineConfig, weights: Tensors | None, registry: Registry) -> BoundModel:
+def bind_model(
+    config: EngineConfig, weights: Tensors | None, registry: Registry, *, display: bool = False
+) -> BoundModel:
     """Resolve the model and bind a leaf of *registry* to each of its ops under the contract.
 
     *config* names its device. *weights* stand in for files, and only their dtype is looked at.
-    Raises ModelError, ConfigError or NumericsRefused.
+    With *display* nothing is to be loaded: a model without weights will do, and leaves check
+    themselves on TRIED_ELEMENTS of a weight. Raises ModelError, ConfigError or NumericsRefused.
     """
-    resolved = _resolve_model(config, weights)
+    resolved = _resolve_model(config, weights, display)
     spec = _with_dtype_of(weights, resolved.spec, config)
     config = with_model(config, spec)
     numerics = config.contract.on_device(config.device)
@@ -88,6 +97,7 @@ def bind_model(config: EngineConfig, weights: Tensors | None, registry: Registry
             machine=machine,
             registry=registry,
             leaves=chosen_leaves(config, registry),
+            tried_elements=TRIED_ELEMENTS if display else None,
         )
     return BoundModel(
         config=config,
@@ -148,12 +158,13 @@ def _replace_auto(config: EngineConfig, name: str, value: object, rule: str) -> 
 # -- the model -------------------------------------------------------------------------------
 
 
-def _resolve_model(config: EngineConfig, weights: Tensors | None) -> ResolvedModel:
+def _resolve_model(config: EngineConfig, weights: Tensors | None, display: bool) -> ResolvedModel:
     needs_files = weights is None and config.random_weights is None
+    policy: WeightsPolicy = "auto" if display else "required"
     return resolve_model(
         locate_model(config.model),
         dtype=config.dtype,
-        weights="required" if needs_files else "ignore",
+        weights=policy if needs_files else "ignore",
     )
 
 
@@ -197,22 +208,5 @@ def _copied(weights: Tensors, spec: ModelSpec, device: torch.device) -> Tensors:
 
     Copies, because the caller's optimiser may write into its own while requests are running.
     """
-    expected = {tensor.name: tensor.shape for tensor in spec.tensors}
-    dtype = getattr(torch, spec.dtype)
-    wrong = [
-        name
-        for name in sorted({*expected, *weights})
-        if name not in weights
-        or name not in expected
-        or tuple(weights[name].shape) != expected[name]
-        or weights[name].dtype != dtype
-    ]
-    if wrong:
-        raise ModelError(
-            f"{len(wrong)} given tensors are missing, unknown, or of another shape or dtype: "
-            + ", ".join(wrong[:8]),
-            where="argument weights",
-            rule=f"exactly the tensors of {spec.name}, in {spec.dtype}",
-            remedy="give every tensor by its Hugging Face name",
-        )
+    require_tensors(spec, weights, where="argument weights")
     return {name: tensor.detach().clone().to(device) for name, tensor in weights.items()}

@@ -11,14 +11,15 @@ from pagedctl.engine.request import RequestId
 class StepReport:
     """One step: what was launched, and what was committed while the device worked.
 
-    ``num_rows`` sequences with ``num_tokens`` tokens were scheduled. ``committed`` lists
-    (request id, sample, tokens committed for it). ``running``, ``waiting`` and ``used_blocks``
-    are counts after the step.
+    ``num_rows`` sequences with ``num_tokens`` tokens were scheduled, to sample ``num_sampled``.
+    ``committed`` lists (request id, sample, tokens committed for it). ``running``, ``waiting``
+    and ``used_blocks`` are counts after the step.
     """
 
     step: int
     num_rows: int
     num_tokens: int
+    num_sampled: int
     committed: tuple[tuple[RequestId, int, int], ...]
     running: int
     waiting: int

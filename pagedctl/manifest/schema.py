@@ -77,10 +77,13 @@ class ModelInfo(_JsonObject):
 
 @dataclass(frozen=True, kw_only=True)
 class SwitchInfo(_JsonObject):
-    """One numerics switch as it holds, and who set it."""
+    """One numerics switch as it holds, and who set it; ``note`` where that is not as chosen."""
+
+    _omitted_if_none: ClassVar[frozenset[str]] = frozenset({"note"})
 
     value: object
     set_by: str
+    note: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

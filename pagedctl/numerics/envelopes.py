@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
 from pagedctl.errors import Fault
+from pagedctl.numerics.combination import Command
 from pagedctl.numerics.resolution import Choices, Numerics
 
 BLOCKWISE = "blockwise"
+NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9_.-]*"
 
 
 class CheckpointFacts(Protocol):
@@ -38,9 +41,10 @@ def any_checkpoint(facts: CheckpointFacts, numerics: Numerics) -> Iterable[Fault
 class Envelope:
     """A contract. ``resolve`` tightens, vetoes and refuses on the tree of switches.
 
-    ``check_checkpoint`` yields a fault for each rule that a model breaks. Whatever pins
+    ``check_checkpoint`` yields a fault for each rule that a model breaks. ``evidence`` are the
+    commands whose verification records grant the contract, all of them together. Whatever pins
     something for a contract asks for ``bitwise``, never for one name, so that an envelope of a
-    plug-in inherits every pin.
+    plug-in inherits every pin. Raises ValueError or TypeError for what is no contract.
     """
 
     name: str
@@ -48,6 +52,27 @@ class Envelope:
     promise: str
     resolve: Resolver
     check_checkpoint: CheckpointCheck = any_checkpoint
+    evidence: tuple[Command, ...] = ("invariance",)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not re.fullmatch(NAME_PATTERN, self.name):
+            raise ValueError(f"{self.name!r} cannot name a contract: letters, digits, - _ and .")
+        if not isinstance(self.bitwise, bool) or not isinstance(self.promise, str):
+            raise TypeError(f"contract {self.name}: bitwise is a bool and promise a text")
+        if not callable(self.resolve) or not callable(self.check_checkpoint):
+            raise TypeError(f"contract {self.name}: resolve and check_checkpoint are functions")
+
+    def settle(self, choices: Choices) -> None:
+        """Resolve the tree. What every bitwise contract needs is held before ``resolve`` runs.
+
+        So no resolver can loosen it, and a contract without bits of its own promises none at
+        another tp.
+        """
+        if self.bitwise:
+            keep_invariance(choices)
+        self.resolve(choices)
+        if not self.bitwise:
+            refuse_topology(choices)
 
 
 class Envelopes:
@@ -78,9 +103,18 @@ class Envelopes:
         return Envelopes([*self, *envelopes])
 
 
-def keep_nothing(choices: Choices) -> None:
-    """``fast``: every switch keeps its value; the same bits at every tp cannot be promised."""
-    if choices.given.get("topology_invariant"):
+def keep_invariance(choices: Choices) -> None:
+    """Run and batch invariance: what every bitwise contract begins with."""
+    choices.tighten("deterministic_kernels", True)
+    choices.tighten("batch_invariant", True)
+    choices.tighten("deterministic_collectives", True)
+    choices.tighten("symmetric_memory", False)
+    choices.tighten("layer_boundary_norm", "unfused")
+
+
+def refuse_topology(choices: Choices) -> None:
+    """The same bits at every tp cannot be promised where the bits of one tp are not."""
+    if choices.value("topology_invariant"):
         choices.refuse(
             Fault(
                 what=f"topology_invariant cannot be kept under the contract "
@@ -92,18 +126,12 @@ def keep_nothing(choices: Choices) -> None:
         )
 
 
-def keep_invariance(choices: Choices) -> None:
-    """Run and batch invariance: what every bitwise contract begins with."""
-    choices.tighten("deterministic_kernels", True)
-    choices.tighten("batch_invariant", True)
-    choices.tighten("deterministic_collectives", True)
-    choices.tighten("symmetric_memory", False)
-    choices.tighten("layer_boundary_norm", "unfused")
+def add_nothing(choices: Choices) -> None:
+    """The resolver of a contract that leaves the rest of the tree as it is."""
 
 
 def keep_alignment(choices: Choices) -> None:
-    """Invariance, and the trainer's form wherever the two engines are known to differ."""
-    keep_invariance(choices)
+    """The trainer's form wherever the two engines are known to differ."""
     choices.veto(
         "logprob_order",
         "torch",
@@ -114,18 +142,19 @@ def keep_alignment(choices: Choices) -> None:
     choices.tighten("yarn_frequency_device", "cuda")
 
 
-FAST = Envelope(name="fast", bitwise=False, promise="no bitwise promise", resolve=keep_nothing)
+FAST = Envelope(name="fast", bitwise=False, promise="no bitwise promise", resolve=add_nothing)
 INVARIANT = Envelope(
     name="invariant",
     bitwise=True,
     promise="a request's ids and fp32 logprobs are bitwise equal whatever shares its batch",
-    resolve=keep_invariance,
+    resolve=add_nothing,
 )
 RL_BITWISE = Envelope(
     name="rl-bitwise",
     bitwise=True,
     promise="invariant, and a teacher-forced pass gives the trainer's logprobs, bitwise",
     resolve=keep_alignment,
+    evidence=("invariance", "align"),
 )
 
 

@@ -7,26 +7,47 @@ whole or not at all. ``docs/plugins.md`` is the page about them.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
-from collections.abc import Iterable
+import importlib.util
+import re
+import sys
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 
-from pagedctl.errors import ConfigError, Fault
-from pagedctl.numerics.envelopes import Envelope, Envelopes, house_envelopes
+from pagedctl.errors import ConfigError, Fault, nearest
+from pagedctl.numerics.envelopes import NAME_PATTERN, Envelope, Envelopes, house_envelopes
+from pagedctl.numerics.resolution import draft_numerics
 from pagedctl_kernels.catalogue import house_registry
 from pagedctl_kernels.leaf import LeafSpec
 from pagedctl_kernels.registry import Registry
 
 ENTRY_POINTS = "pagedctl.plugins"
 
+OTHER_NAMES: Mapping[str, str] = {
+    "auto": "fast",
+    "deterministic": "invariant",
+    "batch-invariant": "invariant",
+}
+"""What other tools call a contract of ours; a plug-in's contract takes none of these names."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Plugin:
-    """What a package adds: contracts by name, and leaves of existing ops."""
+    """What a package adds: contracts by name, and leaves of existing ops.
+
+    Raises TypeError if they are anything else.
+    """
 
     envelopes: tuple[Envelope, ...] = ()
     leaves: tuple[LeafSpec, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name, kind in (("envelopes", Envelope), ("leaves", LeafSpec)):
+            given = getattr(self, name)
+            if not isinstance(given, tuple) or not all(isinstance(one, kind) for one in given):
+                raise TypeError(f"{name} of a Plugin is a tuple of {kind.__name__}, not {given!r}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +68,12 @@ class Installed:
             raise ConfigError.of(self.faults)
         return self
 
+    def contract_remedy(self) -> str | None:
+        """What helps where a contract is unknown and may be a broken plug-in's; None: nothing."""
+        if not self.faults:
+            return None
+        return "; ".join(f"{one.remedy}: {one.what}" for one in self.faults)
+
 
 @cache
 def installed() -> Installed:
@@ -55,10 +82,14 @@ def installed() -> Installed:
 
 
 def discover(entry_points: Iterable[importlib.metadata.EntryPoint]) -> Installed:
-    """Take each plug-in, by name, as a whole or not at all."""
+    """Take each plug-in, by name, as a whole or not at all.
+
+    What a plug-in prints while it is loaded goes to stderr: stdout is the result.
+    """
     found = Installed(envelopes=house_envelopes(), leaves=house_registry())
-    for point in sorted(entry_points, key=lambda one: one.name):
-        found = _with_plugin(found, point)
+    with contextlib.redirect_stdout(sys.stderr):
+        for point in sorted(entry_points, key=lambda one: (one.name, one.value, _package(one))):
+            found = _with_plugin(found, point)
     return found
 
 
@@ -66,12 +97,12 @@ def _with_plugin(found: Installed, point: importlib.metadata.EntryPoint) -> Inst
     try:
         plugin = _load(point)
         return Installed(
-            envelopes=found.envelopes.with_envelopes(plugin.envelopes),
-            leaves=found.leaves.with_leaves(plugin.leaves),
+            envelopes=found.envelopes.with_envelopes(_usable(one) for one in plugin.envelopes),
+            leaves=found.leaves.with_leaves(_servable(one, found) for one in plugin.leaves),
             plugins=(*found.plugins, point.name),
             faults=found.faults,
         )
-    except Exception as problem:  # whatever a foreign module raises
+    except (Exception, SystemExit) as problem:  # whatever a foreign module raises
         return Installed(
             envelopes=found.envelopes,
             leaves=found.leaves,
@@ -82,16 +113,51 @@ def _with_plugin(found: Installed, point: importlib.metadata.EntryPoint) -> Inst
 
 def _load(point: importlib.metadata.EntryPoint) -> Plugin:
     loaded = point.load()
-    plugin = loaded if isinstance(loaded, Plugin) else loaded()
+    plugin = loaded() if callable(loaded) else loaded
     if not isinstance(plugin, Plugin):
         raise TypeError(f"{point.value} gives {type(plugin).__name__}, not Plugin")
     return plugin
 
 
-def _fault(point: importlib.metadata.EntryPoint, problem: Exception) -> Fault:
+def _usable(envelope: Envelope) -> Envelope:
+    """The contract, whose name is free and which resolves on the bare tree; raises ValueError."""
+    if envelope.name in OTHER_NAMES:
+        raise ValueError(f"{envelope.name} is another tool's name for {OTHER_NAMES[envelope.name]}")
+    faults = draft_numerics(envelope, {}, {}).faults
+    if faults:
+        raise ValueError(f"{faults[0].what}: {faults[0].rule}")
+    return envelope
+
+
+def _servable(leaf: LeafSpec, found: Installed) -> LeafSpec:
+    """The leaf, which --leaf can name, whose op has call sites and whose entry is there.
+
+    The module of the entry is looked up, not imported. Raises ValueError.
+    """
+    if not re.fullmatch(NAME_PATTERN, leaf.name):
+        raise ValueError(f"{leaf.name!r} cannot name a leaf: letters, digits, - _ and .")
+    ops = found.leaves.ops()
+    if leaf.op not in ops:
+        close = nearest(leaf.op, ops)
+        meant = f"did you mean {close}?" if close else f"the ops are {', '.join(ops)}"
+        raise ValueError(f"leaf {leaf.name} is of op {leaf.op}, which no model has; {meant}")
+    module, _, function = leaf.entry.partition(":")
+    if not function.isidentifier() or importlib.util.find_spec(module) is None:
+        raise ValueError(f"leaf {leaf.name}: there is no entry {leaf.entry!r}")
+    return leaf
+
+
+def _package(point: importlib.metadata.EntryPoint) -> str:
+    """The distribution that offers the entry point, or the module where none is known."""
+    return point.dist.name if point.dist is not None else point.module
+
+
+def _fault(point: importlib.metadata.EntryPoint, problem: BaseException) -> Fault:
+    detail = problem.args[0] if isinstance(problem, KeyError) and problem.args else problem
+    text = " ".join(f"{type(problem).__name__}: {detail}".split())
     return Fault(
-        what=f"plug-in {point.name} cannot be loaded: {type(problem).__name__}: {problem}",
-        where=f"entry point {point.value} of the group {ENTRY_POINTS}",
+        what=f"plug-in {point.name} cannot be loaded: {text}",
+        where=f"entry point {point.value} of the group {ENTRY_POINTS}, package {_package(point)}",
         rule="a plug-in gives a Plugin whose contracts and leaves have names of their own",
-        remedy="mend or uninstall the package that offers it",
+        remedy=f"mend or uninstall {_package(point)}",
     )

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from pagedctl.errors import Fault, NumericsRefused
-from pagedctl.numerics.switches import FIXED, SWITCHES, Changes, Value, switch_named
+from pagedctl.numerics.switches import FIXED, SWITCHES, Changes, Switch, Value, switch_named
 
 if TYPE_CHECKING:
     from pagedctl.numerics.envelopes import Envelope
@@ -35,24 +36,29 @@ class Setting:
 
 @dataclass(frozen=True, kw_only=True)
 class Numerics:
-    """A resolved contract: every switch with its value, in the tree's order."""
+    """A resolved contract: every switch with its value, in the tree's order.
+
+    ``device`` and ``tp`` say where it holds; device None: not chosen yet.
+    """
 
     contract: Envelope
     settings: Mapping[str, Setting] = field(default_factory=dict)
+    device: str | None = None
+    tp: int = 1
 
     def __getitem__(self, switch: str) -> Value:
         return self.settings[switch].value
 
-    def on_device(self, device: str) -> Numerics:
-        """The tree as it holds on ``cpu`` or ``cuda``: without CUDA, cuda means cpu."""
+    def on_device(self, device: str, *, tp: int = 1) -> Numerics:
+        """The tree as it holds on *tp* ranks of a device; without CUDA, cuda means cpu."""
         if device == "cuda":
-            return self
+            return replace(self, device=device, tp=tp)
         moved = {
             name: replace(one, value="cpu", note="cuda means cpu: this run has no CUDA device")
             for name, one in self.settings.items()
             if name.startswith("yarn_") and one.value == "cuda"
         }
-        return replace(self, settings={**self.settings, **moved})
+        return replace(self, settings={**self.settings, **moved}, device=device, tp=tp)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,17 +74,23 @@ class Choices:
     """The tree while a contract resolves it; a contract's resolver is called with this.
 
     ``given`` holds explicit values (None = not given) and ``origins`` where each came from.
+    What was tightened or vetoed once stays so: a later call only narrows it, and one that
+    would widen it is a fault of the contract, which then holds nowhere.
     """
 
     def __init__(
         self, contract_name: str, given: Mapping[str, Value], origins: Mapping[str, str]
     ) -> None:
         self.contract_name = contract_name
-        self.given = {name: value for name, value in given.items() if value is not None}
+        self.given: Mapping[str, Value] = MappingProxyType(
+            {name: value for name, value in given.items() if value is not None}
+        )
         self.origins = origins
         self.refused: list[Refused] = []
         self.faults: list[Fault] = []
         self._set: dict[str, Value] = {}
+        self._kept: dict[str, tuple[Value, ...]] = {}
+        self._barred: dict[str, tuple[Value, ...]] = {}
 
     def value(self, switch: str) -> Value:
         """What *switch* is so far: given, set by the contract, or its loose value."""
@@ -86,39 +98,77 @@ class Choices:
         return self._set.get(switch, self.given.get(switch, loose))
 
     def origin(self, switch: str) -> str:
-        return self.origins.get(switch, "argument")
+        """Who set *switch* so far: ``contract``, or where its explicit value came from."""
+        return CONTRACT if switch in self._set else self.origins.get(switch, "argument")
 
     def tighten(self, switch: str, *values: Value) -> None:
-        """Only *values* keep the contract: the first is set, an explicit other is refused."""
-        if self.given.get(switch) in values:
+        """Only *values* keep the contract: the first is set, an explicit other is refused.
+
+        Raises KeyError or ValueError if there is no such switch, or no such value of it.
+        """
+        known = _checked(switch, values)
+        left = tuple(one for one in values if self._allows(switch, one))
+        if not left:
+            self._contradiction(known, " or ".join(spelled(one) for one in values))
             return
-        self._set[switch] = values[0]
-        if switch in self.given:
-            needed = " or ".join(spelled(one) for one in values)
-            self._refuse_value(switch, f"{needed}: {switch_named(switch).rule}")
+        self._kept[switch] = left
+        if self.value(switch) not in left or not self._is_set(switch):
+            self._hold(switch, left[0], " or ".join(spelled(one) for one in left), known.rule)
 
     def veto(self, switch: str, value: Value, *, instead: Value, why: str) -> None:
-        """*value* alone breaks the contract: where it stands by default, *instead* is set."""
-        if self.value(switch) != value:
+        """*value* alone breaks the contract: where it stands by default, *instead* is set.
+
+        Raises KeyError or ValueError if there is no such switch, or no such value of it.
+        """
+        known = _checked(switch, (value, instead))
+        stands = self.value(switch) == value
+        if stands and (instead == value or not self._allows(switch, instead)):
+            self._contradiction(known, spelled(instead))
             return
-        self._set[switch] = instead
-        if switch in self.given:
-            self._refuse_value(switch, f"another value than {spelled(value)}: {why}")
+        self._barred[switch] = (*self._barred.get(switch, ()), value)
+        if stands:
+            self._hold(switch, instead, f"another value than {spelled(value)}", why)
 
     def refuse(self, fault: Fault) -> None:
         """The contract cannot be kept at all."""
         self.faults.append(fault)
 
-    def _refuse_value(self, switch: str, needs: str) -> None:
-        value, contract = self.given[switch], self.contract_name
+    def _is_set(self, switch: str) -> bool:
+        return switch in self.given or switch in self._set
+
+    def _allows(self, switch: str, value: Value) -> bool:
+        kept = self._kept.get(switch)
+        return (kept is None or value in kept) and value not in self._barred.get(switch, ())
+
+    def _hold(self, switch: str, value: Value, needs: str, rule: str) -> None:
+        """Set *switch*; an explicit value, which is looser, is refused once."""
+        first = switch not in self._set
+        origin = self.origin(switch)
+        self._set[switch] = value
+        if switch not in self.given or not first:
+            return
+        given, contract = self.given[switch], self.contract_name
         fault = Fault(
-            what=f"{switch} {spelled(value)} is looser than the contract {contract}",
-            where=f"switch {switch}, set by {self.origin(switch)}",
-            rule=f"{contract} needs {switch} {needs}",
+            what=f"{switch} {spelled(given)} is looser than the contract {contract}",
+            where=f"switch {switch}, set by {origin}",
+            rule=f"{contract} needs {switch} {needs}: {rule}",
             remedy=f"drop {switch}, or use --numerics fast",
         )
-        self.refused.append(Refused(switch=switch, value=value, fault=fault))
+        self.refused.append(Refused(switch=switch, value=given, fault=fault))
         self.faults.append(fault)
+
+    def _contradiction(self, switch: Switch, asked: str) -> None:
+        held = " or ".join(spelled(one) for one in self._kept.get(switch.name, ()))
+        barred = " or ".join(spelled(one) for one in self._barred.get(switch.name, ()))
+        needs = held or f"another value than {barred or asked}"
+        self.refuse(
+            Fault(
+                what=f"the contract {self.contract_name} loosens {switch.name} to {asked}",
+                where=f"contract {self.contract_name}, switch {switch.name}",
+                rule=f"it already needs {switch.name} {needs}, and a contract only tightens",
+                remedy="mend the package that offers the contract, or use another one",
+            )
+        )
 
     def settings(self) -> dict[str, Setting]:
         """Every switch as it came out, in the tree's order."""
@@ -147,7 +197,7 @@ def draft_numerics(
 ) -> Resolution:
     """Resolve the tree and keep the refusals beside it, for a display of both."""
     choices = Choices(envelope.name, given, origins)
-    envelope.resolve(choices)
+    envelope.settle(choices)
     return Resolution(
         numerics=Numerics(contract=envelope, settings=choices.settings()),
         refused=tuple(choices.refused),
@@ -163,6 +213,17 @@ def resolve_numerics(
     if resolution.faults:
         raise NumericsRefused.of(resolution.faults)
     return resolution.numerics
+
+
+def _checked(switch: str, values: tuple[Value, ...]) -> Switch:
+    """The switch, which has each of *values*; raises KeyError or ValueError."""
+    known = switch_named(switch)
+    for value in values:
+        if not known.takes(value):
+            raise ValueError(f"{value!r} is no value of the switch {switch}")
+    if not values:
+        raise ValueError(f"no value is left for the switch {switch}")
+    return known
 
 
 def spelled(value: Value) -> str:

@@ -73,6 +73,7 @@ class FakeEngine:
             step=self.steps,
             num_rows=len(committed),
             num_tokens=len(committed),
+            num_sampled=len(committed),
             committed=tuple(committed),
             running=len(self.running),
             waiting=len(self.waiting),

@@ -24,6 +24,7 @@ def event(
         step=1,
         num_rows=len(committed),
         num_tokens=len(committed),
+        num_sampled=len(committed),
         committed=committed,  # type: ignore[arg-type]
         running=running,
         waiting=0,

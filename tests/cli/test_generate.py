@@ -267,7 +267,6 @@ def test_an_existing_output_is_refused_and_untouched(
 @pytest.mark.parametrize(
     ("words", "first"),
     [
-        (("--explain-numerics",), "error: --explain-numerics is not available"),
         (("-i", "absent.jsonl"), "error: the input cannot be read: No such file"),
         (("-i", "-"), "error: --input and --prompt exclude each other"),
         (("--json", "-o", "-"), "error: --json without a path would mix"),

@@ -69,7 +69,7 @@ def check_run(found: dict[str, Any], command: Command) -> None:
     unsaid = command.all_options().keys() - config.keys()
     assert unsaid <= {"plan", "json", "quiet", "progress"}
     assert numerics["contract"] == config["numerics"]
-    assert numerics["verified"] is False
+    assert (numerics["verified"], numerics["eligible_by"]) == (True, "profile qwen3 float32 cpu")
     assert numerics["arithmetic_id"]
     assert numerics["leaves"]
     for name, switch in numerics["switches"].items():

@@ -99,7 +99,10 @@ def test_inspect_shows_the_embedded_model_in_full(cli: Cli) -> None:
         "none: every layer sees all keys",
         "tokenizer.json, tokenizer_config.json, chat_template.jinja",
         "config.json, generation_config.json, tokenizer_config.json",
-        "unverified: no profile or record covers qwen3 float32 yet",
+        "profile qwen3 float32 cpu",
+        "leaves and switches are checked when an engine starts",
+        "unverified: no profile covers qwen3 float32, and there is no record of invariance or of "
+        "align",
     ):
         assert piece in done.stdout
     assert row(done.stdout, "mlp.down_proj")[1:] == [
@@ -122,8 +125,10 @@ def test_the_metrics_are_those_of_the_surface(cli: Cli) -> None:
     assert metrics["weight_bytes"] == 2 * 8_030_261_248
     assert metrics["eos_token_ids"]["128009"] == ["config.json"]
     assert metrics["eligible"]["fast"]["verified"] is True
-    assert metrics["eligible"]["invariant"]["verified"] is False
-    assert metrics["eligible"]["invariant"]["eligible_by"] is None
+    assert metrics["eligible"]["invariant"]["verified"] is True
+    assert metrics["eligible"]["invariant"]["eligible_by"] == "profile llama bfloat16 cpu"
+    assert metrics["eligible"]["rl-bitwise"]["verified"] is False
+    assert metrics["eligible"]["rl-bitwise"]["eligible_by"] is None
     assert manifest["command"] == "models inspect"
     assert manifest["config"] == {"tp": 1}
     assert manifest["config_origin"] == {"tp": "default"}
