@@ -40,8 +40,8 @@ def invariance_job_of(session: Session) -> InvarianceJob:
     record = None if named in (None, BARE) else _file(session, "record")
     junit = _file(session, "junit")
     cases = session["cases"]
-    if named is not None and (cases is not None or session["processes"] == 1):
-        raise _record_of_a_part("cases" if cases is not None else "processes")
+    if named is not None:
+        _refuse_record_of_a_part(session)
     wanted = {"--json": session.json_path, "--junit": junit, "--record": record}
     paths = {option: path for option, path in wanted.items() if path is not None}
     files.refuse_clashes(paths)
@@ -96,13 +96,21 @@ def _file(session: Session, name: str) -> Path | None:
     return None if named is None else Path(str(named))
 
 
-def _record_of_a_part(option: str) -> ConfigError:
-    return ConfigError(
-        f"--record does not go with --{option}",
-        where="command line",
-        rule="a record is written on a pass of every case that applies, in two processes",
-        remedy=f"leave --{option} or --record out",
-    )
+def _refuse_record_of_a_part(session: Session) -> None:
+    """A record grants the contract to runs of all kinds, so every case has to pass."""
+    parts = {
+        "--cases": session["cases"] is not None,
+        "--processes 1": session["processes"] == 1,
+        "--no-prefix-cache": not session["prefix_cache"],
+    }
+    for option, given in parts.items():
+        if given:
+            raise ConfigError(
+                f"--record does not go with {option}",
+                where="command line",
+                rule="a record is written on a pass of every case",
+                remedy=f"leave {option} or --record out",
+            )
 
 
 def _integer(session: Session, name: str) -> int:

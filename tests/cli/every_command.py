@@ -30,6 +30,7 @@ OPTIONS = {
     "kv_cache_memory_bytes": "16MiB",
     "input": "input.jsonl",
     "output": "output.jsonl",
+    "cases": "rescore",
 }
 """Small work for the commands that run an engine, by option."""
 

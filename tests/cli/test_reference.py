@@ -121,6 +121,21 @@ FROZEN = {
     "pagedctl bench": sorted(
         [*SWITCHED, *SAMPLING, *FILES, "--repeats", "--suite", "--warmup", "--workload"]
     ),
+    "pagedctl invariance": sorted(
+        [
+            *SWITCHED,
+            *FILES,
+            "--bisect",
+            "--no-bisect",
+            "--cases",
+            "--junit",
+            "--max-tokens",
+            "--processes",
+            "--prompts",
+            "--record",
+            "--requests",
+        ]
+    ),
     "pagedctl env": FILES,
     "pagedctl models list": FILES,
     "pagedctl models inspect": sorted([*FILES, "--tp"]),

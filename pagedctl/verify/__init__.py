@@ -1,0 +1,1 @@
+"""Proofs about the engine: parity, invariance, planted faults."""
