@@ -63,17 +63,18 @@ def this_machine(device: str) -> Machine:
 def settings_drift(machine: Machine) -> str | None:
     """How torch's settings of this process moved away from *machine*, or None; cheap.
 
-    Threads and float32 precision belong to the whole process, and a library that changes them
-    after plans were bound would change bits.
+    Threads, precision of products and subnormals belong to the whole process, and a library
+    that changes them after plans were bound would change bits.
     """
     import torch
+
+    from pagedctl_kernels.ops.torch_checks import settings_that_void_ieee
 
     if machine.kind != "cpu":
         return None
     if torch.get_num_threads() != machine.threads:
         return f"torch uses {torch.get_num_threads()} threads, the plans are for {machine.threads}"
-    precision = torch.get_float32_matmul_precision()
-    return None if precision == "highest" else f"float32_matmul_precision is {precision}"
+    return next((setting for setting, _ in settings_that_void_ieee(torch.float32)), None)
 
 
 def _blas_library() -> str:
@@ -109,10 +110,10 @@ def _probe_digest() -> str:
 
 
 def _packed_probe(x: torch.Tensor) -> bytes:
-    """oneDNN's product of x [16, K] with itself, from packed weights; empty without oneDNN."""
+    """oneDNN's product of x [16, K] with itself, from packed weights; empty where it has none."""
     from pagedctl_kernels.ops.row_blocks import has_packed_products, packed_product, packed_weight
 
-    if not has_packed_products():
+    if not has_packed_products(x.dtype):
         return b""
     probe: bytes = packed_product(x, packed_weight(x)).float().numpy().tobytes()
     return probe

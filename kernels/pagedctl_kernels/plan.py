@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -34,21 +34,38 @@ class LeafUnfit(LookupError):
 
 
 class LeafBroken(LookupError):
-    """A leaf's entry names no function: whoever offers the leaf has to mend it."""
+    """A leaf's entry gives no implementation: whoever offers the leaf has to mend it."""
 
 
 def bind(selection: Selection, machine: Machine) -> Plan:
     """Load the selected leaf's entry and build its implementation for the call site.
 
-    Raises LeafBroken if the entry has no function, and LeafUnfit if the leaf proves at
-    construction that it cannot keep its order here.
+    Raises LeafUnfit if the leaf proves at construction that it cannot keep its order here, and
+    LeafBroken if the entry of another package gives no implementation, however it fails. A
+    failure of our own passes as it is.
     """
-    module_name, _, function_name = selection.leaf.entry.partition(":")
-    build = getattr(importlib.import_module(module_name), function_name, None)
-    if build is None:
-        raise LeafBroken(f"leaf {selection.leaf.name}: {module_name} has no {function_name}")
-    run = build(selection.site, machine)
+    leaf = selection.leaf
+    try:
+        run = _entry(leaf.entry)(selection.site, machine)
+        if not callable(run):
+            raise TypeError(f"{leaf.entry} gives {type(run).__name__}, which cannot be called")
+    except (LeafUnfit, MemoryError):
+        raise
+    except (Exception, SystemExit) as problem:
+        if leaf.entry.startswith(f"{__package__}."):
+            raise
+        said = " ".join(f"{type(problem).__name__}: {problem}".split())
+        raise LeafBroken(f"leaf {leaf.name}: {said}") from problem
     return Plan(site=selection.site, leaf=selection.leaf, order=selection.order, run=run)
+
+
+def _entry(entry: str) -> Callable[[CallSite, Machine], Any]:
+    module_name, _, function_name = entry.partition(":")
+    found = getattr(importlib.import_module(module_name), function_name, None)
+    if not callable(found):
+        raise TypeError(f"{module_name} has no function {function_name}")
+    build: Callable[[CallSite, Machine], Any] = found
+    return build
 
 
 def plan(

@@ -14,8 +14,8 @@ from pagedctl.cli.exit_codes import ExitCode
 from pagedctl.cli.session import Session
 from pagedctl.manifest import files, strict_json
 from pagedctl.manifest.schema import NumericsInfo
-from pagedctl.numerics.resolution import Numerics, Refused, Resolution, Setting, spelled
-from pagedctl.numerics.switches import FIXED, FIXED_BRANCH, SWITCHES, Branch
+from pagedctl.numerics.resolution import Numerics, Refused, Resolution, Setting
+from pagedctl.numerics.switches import FIXED, FIXED_BRANCH, SWITCHES, Branch, spelled
 
 if TYPE_CHECKING:
     from pagedctl.engine.explanation import ExplainedModel, ExplainedSite, Explanation

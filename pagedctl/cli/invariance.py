@@ -18,6 +18,7 @@ from pagedctl.config.engine_config import EngineConfig
 from pagedctl.config.home import home_folder
 from pagedctl.engine.manifest_sections import fill_from_config, fill_from_engine
 from pagedctl.engine.request import Request, SamplingParams
+from pagedctl.errors import ConfigError, Fault
 from pagedctl.manifest import files
 from pagedctl.manifest.schema import WorkloadInfo
 from pagedctl.manifest.writer import ManifestBuilder, describe_file
@@ -63,6 +64,8 @@ def _prove(
         fill_from_engine(builder, engine)
         maker = request_maker(engine, job.max_tokens)
         requests = _requests(builder, job, maker, prompts)
+        if job.records:
+            _refuse_narrow_record(engine, requests)
         print_warnings(session, builder)
         session.show(header(engine, requests, max_tokens=job.max_tokens))
         proof = InvarianceProof(
@@ -107,6 +110,23 @@ def _requests(
     )
     builder.workload = WorkloadInfo(spec=spec, seed=maker.seed, sha256=workload.sha256())
     return requests
+
+
+def _refuse_narrow_record(engine: Engine, requests: tuple[Request, ...]) -> None:
+    """A record grants more than some runs look at."""
+    from pagedctl.verify.record_scope import too_narrow
+
+    faults = [
+        Fault(
+            what=f"this run earns no record: {text}",
+            where="option record",
+            rule="a record holds for every batch and length",
+            remedy=remedy,
+        )
+        for text, remedy in too_narrow(engine.config, engine.spec, requests)
+    ]
+    if faults:
+        raise ConfigError.of(faults)
 
 
 def _fill(builder: ManifestBuilder, result: InvarianceResult, repeat: str | None) -> None:

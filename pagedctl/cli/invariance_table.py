@@ -58,7 +58,7 @@ def lines_below(result: InvarianceResult, repeat: str | None) -> Iterator[Render
 
 
 def verdict_line(result: InvarianceResult, engine: Engine) -> Text:
-    """``power: 3 of 3 planted faults caught · ... · BATCH-INVARIANT under ... · 1 min 31 s``."""
+    """``power: 4 of 4 planted faults caught · ... · BATCH-INVARIANT under ... · 1 min 31 s``."""
     config = engine.config
     parts = (
         f"power: {result.faults_caught} of {len(result.faults)} planted faults caught",

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 from rich.table import Table
 
 from pagedctl.cli.exit_codes import ExitCode
 from pagedctl.cli.model_tables import inspection_tables, list_table
 from pagedctl.cli.session import Session
 from pagedctl.config.home import home_folder
+from pagedctl.engine.verification import present_versions
 from pagedctl.manifest.environment import run_facts
 from pagedctl.manifest.schema import ManifestWarning
 from pagedctl.manifest.writer import ManifestBuilder
@@ -89,8 +92,8 @@ def _inspect(session: Session, builder: ManifestBuilder, inspection: Inspection)
 def eligibility(spec: ModelSpec, records: Records) -> dict[str, dict[str, object]]:
     """Each contract that the model may run under, and what vouches for it.
 
-    ``eligible_by`` names a shipped profile or the verification records of this architecture and
-    dtype. What only a built engine knows is compared when one starts.
+    ``eligible_by`` names a shipped profile or the verification records of this architecture,
+    dtype and versions. What only a built engine knows is compared when one starts.
     """
     return {one.name: _standing(one, spec, records) for one in installed().envelopes}
 
@@ -108,13 +111,14 @@ def _standing(contract: Envelope, spec: ModelSpec, records: Records) -> dict[str
         "spec_digest": spec.spec_digest,
         "family": spec.family,
         "dtype": spec.dtype,
+        **{f"versions.{name}": value for name, value in asdict(present_versions()).items()},
     }
     found = records_of(facts, records)
     needed = contract.evidence
     paths = [str(one.path) for command in needed for one in found.get(command, ())]
     lacking = [command for command in needed if command not in found]
     if not lacking:
-        text = f"arithmetic, device, versions and switches are {CHECKED_AT_START}"
+        text = f"arithmetic, device, leaves and switches are {CHECKED_AT_START}"
         return _entry(" and ".join(paths), True, text)
     text = f"unverified: no profile covers {spec.family} {spec.dtype}, and there is no record of "
     text += " or of ".join(lacking)

@@ -48,10 +48,10 @@ class EngineConfig(ModelOptions, ContractOptions, EngineOptions, ParallelOptions
 
     def __post_init__(self) -> None:
         options = engine_options()
-        origins = dict(self.origins) or {
-            name: DEFAULT if _is_default(getattr(self, name), one.default) else ARGUMENT
-            for name, one in options.items()
-        }
+        origins = {name: self.origins.get(name, DEFAULT) for name in options}
+        for name, one in options.items():
+            if origins[name] == DEFAULT and not _is_default(getattr(self, name), one.default):
+                origins[name] = ARGUMENT  # also of dataclasses.replace, which keeps the origins
         given = {name: getattr(self, name) for name in options if origins[name] == ARGUMENT}
         checked = resolve(options, [argument_source(given)]) if given else None
         for name in given:

@@ -27,6 +27,10 @@ MAX_SEED = 2**53 - 1
 """Seeds stay below 2^53, so that every JSON reader keeps them."""
 
 
+MAX_VOCAB_SIZE = 2**31 - 1
+"""Token ids are int32."""
+
+
 MAX_SAMPLES = 16384
 """Samples of one request; a slip of the keyboard may not take the memory of all others."""
 
@@ -113,7 +117,7 @@ class ContractOptions:
         default_text="torch; blockwise under rl-bitwise",
     )
     padded_vocab_size: int | None = option(
-        Integer(minimum=1),
+        Integer(minimum=1, maximum=MAX_VOCAB_SIZE),
         "the trainer's padded vocabulary; padding columns are exactly minus infinity",
         default_text="no padding",
     )

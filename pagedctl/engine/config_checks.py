@@ -68,7 +68,7 @@ def check_kv_dtype(config: EngineConfig, spec: ModelSpec) -> None:
 def check_checkpoint(spec: ModelSpec, config: EngineConfig) -> None:
     """What the contract asks of a model; raises NumericsRefused with every broken rule."""
     check_logprob_width(spec, config)
-    faults = tuple(config.contract.contract.check_checkpoint(spec, config.contract))
+    faults = config.contract.contract.checkpoint_faults(spec, config.contract)
     if faults:
         raise NumericsRefused.of(faults)
 

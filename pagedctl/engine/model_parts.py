@@ -13,6 +13,7 @@ from pagedctl.config.groups import ContractOptions, ModelOptions
 from pagedctl.config.options import options_of
 from pagedctl.engine.config_checks import check_checkpoint, check_kv_dtype, chosen_leaves
 from pagedctl.engine.out_of_memory import refused_if_out_of_memory
+from pagedctl.engine.own_precision import own_precision
 from pagedctl.models.binding import DecoderPlans, bind_plans
 from pagedctl.models.decoder import Decoder
 from pagedctl.models.decoder_weights import require_tensors
@@ -87,8 +88,8 @@ def bind_model(
     numerics = config.contract.on_device(config.device)
     check_kv_dtype(config, spec)
     check_checkpoint(spec, config)
-    machine = this_machine(config.device)
-    with weights_fit(spec):
+    with own_precision(config.device), weights_fit(spec):
+        machine = this_machine(config.device)
         plans = bind_plans(
             spec,
             numerics,
@@ -114,7 +115,7 @@ def load_model(
 ) -> LoadedModel:
     """Read the weights, or copy *weights*, and prepare them for the leaves."""
     spec = bound.spec
-    with weights_fit(spec):
+    with own_precision(config.device), weights_fit(spec):
         tensors = _tensors(config, bound.resolved, spec, weights, torch.device(config.device))
         decoder = Decoder(spec, bound.plans, tensors, num_positions=num_positions)
     return LoadedModel(

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from pagedctl.engine.batch_rows import BatchRows, StepBatch
 from pagedctl.engine.edit_rows import EditRows
 from pagedctl.engine.kv_cache import KVArena
+from pagedctl.engine.own_precision import own_precision
 from pagedctl.engine.sampler import LikeliestTokens, Sampled, Sampler
 from pagedctl.engine.scheduler import SequenceKey
 from pagedctl.engine.sequence import Sequence, TopTokens
@@ -105,6 +106,10 @@ class Runner:
     @torch.inference_mode()
     def launch(self, plan: StepPlan, sequences: Mapping[SequenceKey, Sequence]) -> LaunchedStep:
         """Start the step; ``sequences`` holds every sequence that the plan names."""
+        with own_precision(self.rows.device.type):
+            return self._launch(plan, sequences)
+
+    def _launch(self, plan: StepPlan, sequences: Mapping[SequenceKey, Sequence]) -> LaunchedStep:
         own = tuple(sequences[row.request_id, row.sample] for row in plan.rows)
         self.rows.update(plan, sequences)
         self.edits.update(plan, sequences)
@@ -128,7 +133,7 @@ class Runner:
             raise NumericsRefused(
                 f"the contract cannot be kept: {drift}",
                 where="torch settings of this process, changed after the engine was built",
-                rule="threads and float32 precision stay as they were when plans were bound",
+                rule="threads, precision and subnormals stay as they were when plans were bound",
                 remedy="set them before building the engine, or use --numerics fast",
             )
 

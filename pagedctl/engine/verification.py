@@ -27,6 +27,7 @@ from pagedctl.numerics.eligibility import (
     judge,
     judge_by_profile,
 )
+from pagedctl.numerics.plugins import installed
 from pagedctl.numerics.records import (
     DAMAGED_RECORD,
     ProvedManifest,
@@ -94,7 +95,9 @@ def combination_of(bound: BoundModel) -> Combination:
     numerics, config, spec = bound.numerics, bound.config, bound.spec
     house = set(house_registry().leaves())
     plans = tuple(bound.plans.all())
-    outside = ((one.site.op, one.leaf.name) for one in plans if one.leaf not in house)
+    outside = tuple(
+        dict.fromkeys((one.site.op, one.leaf.name) for one in plans if one.leaf not in house)
+    )
     return Combination(
         contract=numerics.contract.name,
         topology_invariant=bool(numerics["topology_invariant"]),
@@ -104,13 +107,14 @@ def combination_of(bound: BoundModel) -> Combination:
         dtype=spec.dtype,
         kv_dtype=config.kv_dtype,
         device=_device(bound.machine),
-        versions=_versions(),
+        versions=present_versions(),
         layout=Layout(tp=config.tp, tp_layout=config.tp_layout),
         graphs=False,  # this version captures none
         captured_sizes=(),
         switches={name: one.value for name, one in numerics.settings.items()},
         leaves=bound.plans.leaves(),
-        outside_leaves=tuple(dict.fromkeys(outside)),
+        packages=installed().versions_of(numerics.contract.name, {name for _, name in outside}),
+        outside_leaves=outside,
         evidence=numerics.contract.evidence,
     )
 
@@ -208,8 +212,8 @@ def _as_flag(one: Option, value: object) -> list[str]:
 
 
 @cache
-def _versions() -> Versions:
-    """Of this process; none of them changes while it lives."""
+def present_versions() -> Versions:
+    """What computes in this process; none of it changes while it lives."""
     found = environment.versions()
     return Versions(
         pagedctl=__version__,

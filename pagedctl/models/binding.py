@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 
 from pagedctl.errors import Fault, NumericsRefused
@@ -115,15 +115,24 @@ class _Binder:
         """
         bound = {name: self.bind(site) for name, site in sites_by_name.items()}
         for op in dict.fromkeys(site.op for site in sites_by_name.values()):
-            chosen = {
-                one.leaf.name: one.leaf for one in bound.values() if one and one.site.op == op
-            }
-            if len(chosen) > 1:
-                last = min(chosen.values(), key=lambda leaf: (leaf.priority, leaf.name))
-                for name, site in sites_by_name.items():
-                    if site.op == op:
-                        bound[name] = _as_judged(bound[name], self.bind(site, names=(last.name,)))
+            own = {name: one for name, one in bound.items() if one and one.site.op == op}
+            if len({one.leaf.name for one in own.values()}) > 1:
+                bound.update(self._by_one_leaf(own))
         return bound
+
+    def _by_one_leaf(self, own: Mapping[str, Plan]) -> Mapping[str, Plan | None]:
+        """The sites of one op, bound to the best leaf that none of them found unfit.
+
+        Each plan keeps the standings that its candidates had before.
+        """
+        found: dict[str, Plan | None] = {}
+        before = len(self.faults)
+        for leaf in _unrefused(own.values()):
+            del self.faults[before:]
+            found = {name: self.bind(one.site, names=(leaf,)) for name, one in own.items()}
+            if len(self.faults) == before:
+                break
+        return {name: _as_judged(own[name], one) for name, one in found.items()}
 
     def bind(self, site: CallSite, names: tuple[str, ...] | None = None) -> Plan | None:
         requirement = replace(self.requirement, names=names or self.leaves.get(site.op))
@@ -135,7 +144,7 @@ class _Binder:
                 Fault(
                     what=str(error),
                     where=f"call site {site.name}",
-                    rule="a leaf's entry is module:function",
+                    rule="a leaf's entry is module:function, which returns the implementation",
                     remedy="mend or uninstall the plug-in that offers it",
                 )
             )
@@ -156,11 +165,20 @@ class _Binder:
         return f"{drop}see pagedctl env; use another dtype or device, or --numerics fast"
 
 
-def _as_judged(before: Plan | None, after: Plan | None) -> Plan | None:
+def _unrefused(plans: Collection[Plan]) -> list[str]:
+    """The leaves that no plan saw refused, best first; if there is none, those that serve."""
+    refused = {one.leaf.name for plan in plans for one in plan.candidates if one.refusals}
+    ranked = sorted(
+        {one.leaf for plan in plans for one in plan.candidates},
+        key=lambda leaf: (-leaf.priority, leaf.name),
+    )
+    left = [leaf.name for leaf in ranked if leaf.name not in refused]
+    return left or [one.leaf.name for one in plans]
+
+
+def _as_judged(before: Plan, after: Plan | None) -> Plan | None:
     """*after* with the standing that its candidates had before the op was held to one leaf."""
-    if before is None or after is None:
-        return after
-    return replace(after, candidates=before.candidates)
+    return None if after is None else replace(after, candidates=before.candidates)
 
 
 def trial_site(site: CallSite, elements: int | None) -> CallSite:

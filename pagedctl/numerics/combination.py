@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, ClassVar, Final, Literal
 
+from pagedctl.numerics.switches import spelled
+
 Command = Literal["invariance", "align"]
 """What earns a verification record."""
 
@@ -57,7 +59,8 @@ class VerifiedFacts:
     """What decides the bits of an engine, its weights apart; each key has to be equal.
 
     ``spec_digest`` is of the architecture, ``switches`` are all of them as they hold, and
-    ``leaves`` are those of every call site, as in a manifest.
+    ``leaves`` are those of every call site, as in a manifest. ``packages`` has the version of
+    each package that offers the contract or one of the leaves, ours apart.
     """
 
     FOREIGN: ClassVar[frozenset[str]] = frozenset(
@@ -82,6 +85,7 @@ class VerifiedFacts:
     captured_sizes: tuple[int, ...]
     switches: Mapping[str, object]
     leaves: Mapping[str, str]
+    packages: Mapping[str, str]
 
     def values(self) -> dict[str, Any]:
         """The compared values alone, by field."""
@@ -158,14 +162,3 @@ def _differ(recorded: Mapping[str, object], found: Mapping[str, object], key: st
         return True
     one, other = recorded[key], found[key]
     return type(one) is not type(other) or one != other
-
-
-def spelled(value: object) -> str:
-    """A value as a refusal shows it."""
-    if value is None:
-        return "none"
-    if isinstance(value, bool):
-        return "on" if value else "off"
-    if isinstance(value, tuple):
-        return ", ".join(map(str, value)) or "none"
-    return str(value)

@@ -55,7 +55,7 @@ def _judge_by_records(found: Combination, records: Records, before: Eligibility)
     compared = [(one, differences(one.record, facts)) for one in records.sound]
     granting = {one.record.command: one for one, different in compared if not different}
     needed = found.evidence
-    damaged = tuple(f"{error.where}: {error.what}" for error in records.damaged)
+    damaged = tuple(_damaged(records))
     if all(command in granting for command in needed):
         paths = " and ".join(str(granting[command].path) for command in needed)
         return Eligibility(verified=True, eligible_by=paths, damaged=damaged)
@@ -80,6 +80,13 @@ def _refused_records(compared: Iterable[Compared], needed: tuple[Command, ...]) 
         yield refusal_of(one, different)
     if len(refused) > MAX_RECORDS_TOLD:
         yield f"{len(refused) - MAX_RECORDS_TOLD} more records are stale or foreign"
+
+
+def _damaged(records: Records) -> Iterator[str]:
+    for error in records.damaged[:MAX_RECORDS_TOLD]:
+        yield f"{error.where}: {error.what}"
+    if len(records.damaged) > MAX_RECORDS_TOLD:
+        yield f"{len(records.damaged) - MAX_RECORDS_TOLD} more files"
 
 
 def _distance(different: tuple[Difference, ...]) -> tuple[int, int]:

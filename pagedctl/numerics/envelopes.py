@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, get_args
 
 from pagedctl.errors import Fault
 from pagedctl.numerics.combination import Command
+from pagedctl.numerics.foreign_code import faults_of_code
 from pagedctl.numerics.resolution import Choices, Numerics
 
 BLOCKWISE = "blockwise"
@@ -61,6 +62,18 @@ class Envelope:
             raise TypeError(f"contract {self.name}: bitwise is a bool and promise a text")
         if not callable(self.resolve) or not callable(self.check_checkpoint):
             raise TypeError(f"contract {self.name}: resolve and check_checkpoint are functions")
+        self._check_evidence()
+
+    def _check_evidence(self) -> None:
+        """Without the record of ``invariance``, nobody has tried what a contract promises."""
+        commands = get_args(Command)
+        if not isinstance(self.evidence, tuple):
+            raise TypeError(f"contract {self.name}: evidence is a tuple of commands")
+        if "invariance" not in self.evidence or set(self.evidence) - set(commands):
+            raise ValueError(
+                f"contract {self.name}: evidence is invariance, and may be more of "
+                f"{', '.join(commands)}, not {self.evidence!r}"
+            )
 
     def settle(self, choices: Choices) -> None:
         """Resolve the tree. What every bitwise contract needs is held before ``resolve`` runs.
@@ -73,6 +86,19 @@ class Envelope:
         self.resolve(choices)
         if not self.bitwise:
             refuse_topology(choices)
+
+    def checkpoint_faults(self, facts: CheckpointFacts, numerics: Numerics) -> tuple[Fault, ...]:
+        """What ``check_checkpoint`` finds; code of it that fails is a fault like any."""
+
+        def run() -> tuple[Fault, ...]:
+            found = tuple(self.check_checkpoint(facts, numerics))
+            for one in found:
+                if not isinstance(one, Fault):
+                    raise TypeError(f"{one!r} is no Fault")
+            return found
+
+        found = faults_of_code(f"check_checkpoint of the contract {self.name}", run)
+        return (found,) if isinstance(found, Fault) else found
 
 
 class Envelopes:

@@ -11,8 +11,8 @@ from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 
 from pagedctl.errors import Fault, NumericsRefused
-from pagedctl.numerics.resolution import Numerics, spelled
-from pagedctl.numerics.switches import Value
+from pagedctl.numerics.resolution import Numerics
+from pagedctl.numerics.switches import Value, spelled
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,13 +12,15 @@ import importlib.metadata
 import importlib.util
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 
 from pagedctl.errors import ConfigError, Fault, nearest
 from pagedctl.numerics.envelopes import NAME_PATTERN, Envelope, Envelopes, house_envelopes
-from pagedctl.numerics.resolution import draft_numerics
+from pagedctl.numerics.field_types import require_field_types
+from pagedctl.numerics.foreign_code import raised
+from pagedctl.numerics.resolution import Choices
 from pagedctl_kernels.catalogue import house_registry
 from pagedctl_kernels.leaf import LeafSpec
 from pagedctl_kernels.registry import Registry
@@ -46,20 +48,39 @@ class Plugin:
     def __post_init__(self) -> None:
         for name, kind in (("envelopes", Envelope), ("leaves", LeafSpec)):
             given = getattr(self, name)
-            if not isinstance(given, tuple) or not all(isinstance(one, kind) for one in given):
+            # exact: a subclass could settle a contract, or be equal to a leaf, as it likes
+            if not isinstance(given, tuple) or not all(type(one) is kind for one in given):
                 raise TypeError(f"{name} of a Plugin is a tuple of {kind.__name__}, not {given!r}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Package:
+    """The distribution that offers *plugin*; ``version`` None: not known."""
+
+    name: str
+    version: str | None
+    plugin: Plugin
+
+    def serves(self, contract: str, leaves: Collection[str]) -> bool:
+        """Whether the contract, or one of the leaves, is of this package."""
+        own = self.plugin
+        return any(one.name == contract for one in own.envelopes) or any(
+            one.name in leaves for one in own.leaves
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Installed:
     """The house's contracts and leaves with those of every sound plug-in.
 
-    ``faults`` has one entry for each plug-in that could not be taken.
+    ``packages`` are those that the plug-ins are of. ``faults`` has one entry for each plug-in
+    that could not be taken.
     """
 
     envelopes: Envelopes
     leaves: Registry
     plugins: tuple[str, ...] = ()
+    packages: tuple[Package, ...] = ()
     faults: tuple[Fault, ...] = ()
 
     def require_sound(self) -> Installed:
@@ -67,6 +88,11 @@ class Installed:
         if self.faults:
             raise ConfigError.of(self.faults)
         return self
+
+    def versions_of(self, contract: str, leaves: Collection[str]) -> dict[str, str]:
+        """The versions of the packages that offer the contract, or one of the leaves."""
+        serving = (one for one in self.packages if one.serves(contract, leaves))
+        return {one.name: one.version or "unknown" for one in serving}
 
     def contract_remedy(self) -> str | None:
         """What helps where a contract is unknown and may be a broken plug-in's; None: nothing."""
@@ -100,6 +126,7 @@ def _with_plugin(found: Installed, point: importlib.metadata.EntryPoint) -> Inst
             envelopes=found.envelopes.with_envelopes(_usable(one) for one in plugin.envelopes),
             leaves=found.leaves.with_leaves(_servable(one, found) for one in plugin.leaves),
             plugins=(*found.plugins, point.name),
+            packages=(*found.packages, _package_of(point, plugin)),
             faults=found.faults,
         )
     except (Exception, SystemExit) as problem:  # whatever a foreign module raises
@@ -107,6 +134,7 @@ def _with_plugin(found: Installed, point: importlib.metadata.EntryPoint) -> Inst
             envelopes=found.envelopes,
             leaves=found.leaves,
             plugins=found.plugins,
+            packages=found.packages,
             faults=(*found.faults, _fault(point, problem)),
         )
 
@@ -123,17 +151,19 @@ def _usable(envelope: Envelope) -> Envelope:
     """The contract, whose name is free and which resolves on the bare tree; raises ValueError."""
     if envelope.name in OTHER_NAMES:
         raise ValueError(f"{envelope.name} is another tool's name for {OTHER_NAMES[envelope.name]}")
-    faults = draft_numerics(envelope, {}, {}).faults
-    if faults:
-        raise ValueError(f"{faults[0].what}: {faults[0].rule}")
+    choices = Choices(envelope.name, {}, {})
+    envelope.settle(choices)
+    if choices.faults:
+        raise ValueError(f"{choices.faults[0].what}: {choices.faults[0].rule}")
     return envelope
 
 
 def _servable(leaf: LeafSpec, found: Installed) -> LeafSpec:
     """The leaf, which --leaf can name, whose op has call sites and whose entry is there.
 
-    The module of the entry is looked up, not imported. Raises ValueError.
+    The module of the entry is looked up, not imported. Raises ValueError or TypeError.
     """
+    require_field_types(leaf)
     if not re.fullmatch(NAME_PATTERN, leaf.name):
         raise ValueError(f"{leaf.name!r} cannot name a leaf: letters, digits, - _ and .")
     ops = found.leaves.ops()
@@ -152,11 +182,14 @@ def _package(point: importlib.metadata.EntryPoint) -> str:
     return point.dist.name if point.dist is not None else point.module
 
 
+def _package_of(point: importlib.metadata.EntryPoint, plugin: Plugin) -> Package:
+    version = point.dist.version if point.dist is not None else None
+    return Package(name=_package(point), version=version, plugin=plugin)
+
+
 def _fault(point: importlib.metadata.EntryPoint, problem: BaseException) -> Fault:
-    detail = problem.args[0] if isinstance(problem, KeyError) and problem.args else problem
-    text = " ".join(f"{type(problem).__name__}: {detail}".split())
     return Fault(
-        what=f"plug-in {point.name} cannot be loaded: {text}",
+        what=f"plug-in {point.name} cannot be loaded: {raised(problem)}",
         where=f"entry point {point.value} of the group {ENTRY_POINTS}, package {_package(point)}",
         rule="a plug-in gives a Plugin whose contracts and leaves have names of their own",
         remedy=f"mend or uninstall {_package(point)}",

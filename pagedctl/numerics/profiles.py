@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from pagedctl.numerics.combination import Combination, spelled
+from pagedctl.numerics.combination import Combination
 from pagedctl.numerics.logprob_order import parse_logprob_order
-from pagedctl.numerics.switches import FIXED, Value
+from pagedctl.numerics.switches import FIXED, Value, spelled
 
 
 @dataclass(frozen=True, kw_only=True)

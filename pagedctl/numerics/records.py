@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import secrets
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -24,6 +25,11 @@ SCHEMA: Final = "pagedctl.verification/1"
 DAMAGED_RECORD = "damaged_record"
 """The code of the warning that a file among the records cannot be read."""
 
+MAX_RECORD_BYTES = 1 << 20
+"""A record has some 4,000."""
+
+CREATED_PATTERN = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ"
+
 
 @dataclass(frozen=True, kw_only=True)
 class ProvedManifest:
@@ -31,6 +37,10 @@ class ProvedManifest:
 
     path: str
     sha256: str
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"[0-9a-f]{64}", self.sha256):
+            raise ValueError("manifest.sha256 is 64 hexadecimal digits")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,8 +57,10 @@ class VerificationRecord(VerifiedFacts):
     created_utc: str
 
     def __post_init__(self) -> None:
-        if not self.cases:
+        if not self.cases or not all(self.cases):
             raise ValueError("a record names the cases that passed")
+        if not re.fullmatch(CREATED_PATTERN, self.created_utc):
+            raise ValueError("created_utc is a time like 2026-12-01T09:30:00Z")
         for name, value in self.switches.items():
             if not isinstance(value, bool | str | int | None):
                 raise ValueError(f"switch {name} is no switch's value")
@@ -85,6 +97,7 @@ class Records:
 
 def read_record(path: Path) -> VerificationRecord:
     """The record at *path*; ConfigError with every fault of the file otherwise."""
+    _require_small_file(path)
     record, _ = decode(read_bytes(path, RECORD), path, RECORD)
     assert isinstance(record, VerificationRecord)
     return record
@@ -94,12 +107,39 @@ def read_records(folder: Path) -> Records:
     """Every record of *folder*, which need not exist; a damaged file spoils no other."""
     sound: list[StoredRecord] = []
     damaged: list[ConfigError] = []
-    for path in sorted(folder.glob("*.json")):
+    try:
+        paths = sorted(path for path in folder.iterdir() if path.suffix == ".json")
+    except FileNotFoundError:
+        return Records()
+    except OSError as error:
+        return Records(damaged=(_unreadable(folder, error.strerror or str(error)),))
+    for path in paths:
         try:
             sound.append(StoredRecord(path=path, record=read_record(path)))
         except ConfigError as error:
             damaged.append(error)
     return Records(sound=tuple(sound), damaged=tuple(damaged))
+
+
+def _require_small_file(path: Path) -> None:
+    """Refuse what is no record by its looks: a pipe would hold the run up, a device fill it."""
+    try:
+        found = path.stat()
+    except OSError as error:
+        raise _unreadable(path, error.strerror or str(error)) from None
+    if not stat.S_ISREG(found.st_mode):
+        raise _unreadable(path, "not a regular file")
+    if found.st_size > MAX_RECORD_BYTES:
+        raise _unreadable(path, f"{found.st_size} bytes are too many")
+
+
+def _unreadable(path: Path, why: str) -> ConfigError:
+    return ConfigError(
+        f"cannot read it: {why}",
+        where=str(path),
+        rule=f"the folder of records holds files of {SCHEMA}, of at most {MAX_RECORD_BYTES} bytes",
+        remedy="remove it from the folder, or earn the record again",
+    )
 
 
 def records_of(

@@ -13,7 +13,16 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from pagedctl.errors import Fault, NumericsRefused
-from pagedctl.numerics.switches import FIXED, SWITCHES, Changes, Switch, Value, switch_named
+from pagedctl.numerics.foreign_code import faults_of_code
+from pagedctl.numerics.switches import (
+    FIXED,
+    SWITCHES,
+    Changes,
+    Switch,
+    Value,
+    spelled,
+    switch_named,
+)
 
 if TYPE_CHECKING:
     from pagedctl.numerics.envelopes import Envelope
@@ -195,9 +204,16 @@ class Resolution:
 def draft_numerics(
     envelope: Envelope, given: Mapping[str, Value], origins: Mapping[str, str]
 ) -> Resolution:
-    """Resolve the tree and keep the refusals beside it, for a display of both."""
+    """Resolve the tree and keep the refusals beside it, for a display of both.
+
+    A resolver that fails holds nowhere, like one that refuses.
+    """
     choices = Choices(envelope.name, given, origins)
-    envelope.settle(choices)
+    failed = faults_of_code(
+        f"the resolver of the contract {envelope.name}", lambda: envelope.settle(choices)
+    )
+    if failed is not None:
+        choices.refuse(failed)
     return Resolution(
         numerics=Numerics(contract=envelope, settings=choices.settings()),
         refused=tuple(choices.refused),
@@ -224,10 +240,3 @@ def _checked(switch: str, values: tuple[Value, ...]) -> Switch:
     if not values:
         raise ValueError(f"no value is left for the switch {switch}")
     return known
-
-
-def spelled(value: Value) -> str:
-    """A switch's value as the command line spells it."""
-    if isinstance(value, bool):
-        return "on" if value else "off"
-    return str(value)

@@ -161,7 +161,7 @@ SWITCHES: tuple[Switch, ...] = (
         name="padded_vocab_size",
         branch="logprob",
         loose=None,
-        form=r"[1-9][0-9]*",
+        form=r"[1-9][0-9]{0,9}",
         changes="logprobs only",
         rule="padding columns are exactly minus infinity",
     ),
@@ -202,6 +202,18 @@ def switch_named(name: str) -> Switch:
     if name not in _BY_NAME:
         raise KeyError(f"no switch is called {name}")
     return _BY_NAME[name]
+
+
+def spelled(value: object) -> str:
+    """A value as a tree or a refusal shows it: one line, on and off for a bool."""
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, tuple):
+        return ", ".join(map(str, value)) or "none"
+    text = str(value)
+    return text if text.isprintable() else repr(value)
 
 
 _BY_NAME: Mapping[str, Switch] = {one.name: one for one in SWITCHES}

@@ -162,8 +162,8 @@ def pool_legs(subject: Subject) -> Iterator[Leg]:
         yield _pool_leg(subject, f"1/{share} of the blocks", needed // share, requests)
     name = "tight pool"
     tokens = 2 * max(subject.maker.max_tokens, 2 * size)
-    fillers = tuple(subject.maker.fillers(name, 2 * FEW, max_tokens=tokens))
-    growing = subject.growing(name, 2 * FEW)
+    fillers = tuple(subject.maker.fillers(name, 3 * FEW, max_tokens=tokens))
+    growing = subject.growing(name, 3 * FEW)
     outgrown = len(fillers) * blocks_for(tokens // 2, size)
     leg = replace(
         _pool_leg(subject, name, outgrown, growing, fillers),

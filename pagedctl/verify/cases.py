@@ -19,7 +19,7 @@ from pagedctl.verify.case_legs import (
 from pagedctl.verify.legs import Leg
 from pagedctl.verify.prefix_legs import prefix_legs, room
 from pagedctl.verify.rescore_legs import rescore_legs
-from pagedctl.verify.sampled_legs import sampled_legs
+from pagedctl.verify.sampled_legs import sampled_legs, unseeded_leg
 
 ALONE = "alone"
 PROCESS = "process"
@@ -44,10 +44,11 @@ def _nothing(subject: Subject) -> Iterator[Leg]:
 
 
 def process_legs(subject: Subject) -> Iterator[Leg]:
-    """What another process runs: one batch with cold prompts, one at lag 1."""
+    """What another process runs: a batch with cold prompts, one at lag 1, one without seeds."""
     rows = subject.rows(PROCESS_ROWS)
     yield packed_leg(subject, "batch", rows, prefix_cache=False)
     yield packed_leg(subject, "batch at lag 1", rows, lag=1)
+    yield unseeded_leg(subject)
 
 
 CASES: Mapping[str, Case] = MappingProxyType(

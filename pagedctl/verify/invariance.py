@@ -18,6 +18,7 @@ from pagedctl.verify.case_legs import Subject
 from pagedctl.verify.case_result import CaseResult
 from pagedctl.verify.cases import ALONE, CASES, PROCESS, Case, not_applicable
 from pagedctl.verify.invariance_requests import (
+    MixedPrompts,
     PromptSource,
     RandomPrompts,
     RequestMaker,
@@ -57,11 +58,11 @@ def require_promise(config: EngineConfig) -> None:
 
 
 def request_maker(engine: Engine, max_tokens: int) -> RequestMaker:
-    """Makes requests for *engine*: word problems for the embedded model, else random ids."""
+    """Makes requests for *engine*: random ids, and for the embedded model word problems too."""
     tokenizer = engine.parts.model.tokenizer
     source: PromptSource = RandomPrompts(engine.spec.input_vocab_size)
     if engine.spec.name == EMBEDDED_NAME and tokenizer is not None:
-        source = WordProblemPrompts(tokenizer)
+        source = MixedPrompts(WordProblemPrompts(tokenizer), source)
     assert engine.config.max_model_len is not None
     return RequestMaker.of(
         source,

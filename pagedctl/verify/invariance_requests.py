@@ -57,6 +57,20 @@ class RandomPrompts:
         return tuple(random.randrange(self._vocab_size) for _ in range(chosen))
 
 
+class MixedPrompts:
+    """Word problems and random ids, as often as each other.
+
+    A trained model is sure of what it was trained on: most of its logprobs are so near to 0 that
+    a last bit of a logit does not show in them. It is not sure behind random ids.
+    """
+
+    def __init__(self, known: PromptSource, random: PromptSource) -> None:
+        self._sources = (known, random)
+
+    def draw(self, random: Random, length: int | None = None) -> tuple[int, ...]:
+        return random.choice(self._sources).draw(random, length)
+
+
 @dataclass(frozen=True, kw_only=True)
 class RequestMaker:
     """Makes requests whose prompts have at most ``max_prompt`` tokens and whose outputs have

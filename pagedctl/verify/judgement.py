@@ -70,13 +70,15 @@ class CaseJudge:
 
     def _all_lacks(self) -> tuple[str, ...]:
         """Where there are too few rows for the case, those of its runs are not told as well."""
+        if self._runs == 0:
+            return ("nothing was compared; give a larger --max-tokens",)
         most = max(self._rows, default=0)
         few = tuple(few_rows(self._case, most, self._config))
         return (*few, *self._not_exercised(), *self._lacks, *(() if few else self._short))
 
     def _not_exercised(self) -> Iterator[str]:
         for words, name in self._case.counters.items():
-            if self._runs and self._counted[words] == 0:
+            if self._counted[words] == 0:
                 yield UNMET[name]
 
 

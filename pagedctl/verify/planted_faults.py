@@ -70,6 +70,18 @@ _RECIPES = (
         ),
     ),
     _Recipe(
+        name="head-moved-by-rows",
+        description="an output head whose logits move by one float32 step when several rows "
+        "are in the call",
+        op="head",
+        builder="build_head",
+        formats=formats("x", "w", dtypes=DTYPES),
+        terms=(
+            ("chain", "that of the sound leaf, over K = {k}"),
+            ("output", "planted fault: moved by one step for more than one row"),
+        ),
+    ),
+    _Recipe(
         name="sample-keyed-by-row",
         description="a generator whose key is the row of the batch, not the request's seed",
         op="sample",

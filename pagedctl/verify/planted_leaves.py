@@ -17,6 +17,7 @@ from pagedctl_kernels.leaf import BATCH_INVARIANT, DETERMINISTIC, CallSite, Requ
 from pagedctl_kernels.machine import Machine
 from pagedctl_kernels.ops.interfaces import (
     BlockSumexp,
+    Linear,
     Logprob,
     PreparedLinear,
     Sample,
@@ -59,6 +60,35 @@ class GemmSplitByRows(LibraryLinear):
         if prepared.bias is not None:
             total = total + prepared.bias
         return total.to(self.output)
+
+
+class HeadMovedByRows:
+    """The machine's own output head; in a call with several rows its logits move by one step of
+    float32, up and down in turn.
+
+    That is the least that a kernel does which adds in another order.
+    """
+
+    def __init__(self, site: CallSite, machine: Machine) -> None:
+        self.sound: Linear = _sound_leaf(site, machine)
+
+    def prepare(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PreparedLinear:
+        return self.sound.prepare(weight, bias)
+
+    def refresh(
+        self, prepared: PreparedLinear, weight: torch.Tensor, bias: torch.Tensor | None
+    ) -> None:
+        self.sound.refresh(prepared, weight, bias)
+
+    def __call__(self, x: torch.Tensor, prepared: PreparedLinear) -> torch.Tensor:
+        """x D[T, K] -> A[T, N]."""
+        logits = self.sound(x, prepared)
+        if len(x) < 2:
+            return logits
+        narrow = logits.to(torch.float32)
+        towards = torch.full_like(narrow, torch.inf)
+        towards[:, ::2] = -torch.inf
+        return torch.nextafter(narrow, towards).to(logits.dtype)
 
 
 class SampleKeyedByRow:
@@ -117,6 +147,10 @@ def _sound_leaf(site: CallSite, machine: Machine) -> Any:
 
 def build_gemm(site: CallSite, machine: Machine) -> GemmSplitByRows:
     return GemmSplitByRows(site)
+
+
+def build_head(site: CallSite, machine: Machine) -> HeadMovedByRows:
+    return HeadMovedByRows(site, machine)
 
 
 def build_sample(site: CallSite, machine: Machine) -> SampleKeyedByRow:

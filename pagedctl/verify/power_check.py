@@ -133,7 +133,7 @@ def _measure(
 
 
 def _requests(maker: RequestMaker, number: int, tokens: int) -> list[Request]:
-    """Requests of *tokens* output tokens, as far as there is room: a few greedy, the others at a
+    """Requests of *tokens* output tokens, as far as there is room: one greedy, the others at a
     temperature at which another stream soon draws another token."""
     random = maker.random("power")
     most = maker.max_prompt + maker.max_tokens
@@ -142,7 +142,7 @@ def _requests(maker: RequestMaker, number: int, tokens: int) -> list[Request]:
         Request(
             id=f"power {place}",
             prompt_token_ids=maker.prompt(random)[: most - tokens],
-            params=maker.params(place, max_tokens=tokens, temperature=2.0 * (place % 4 > 0)),
+            params=maker.params(place, max_tokens=tokens, temperature=2.0 * (place > 0)),
         )
         for place in range(number)
     ]

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from pagedctl.engine.request import Request
 from pagedctl.verify.case_legs import CUT_TOKENS, Subject, plain
-from pagedctl.verify.legs import Leg
+from pagedctl.verify.legs import Leg, Probe
 
 SAMPLINGS: tuple[Mapping[str, object], ...] = (
     {"temperature": 0.7, "top_p": 0.9},
@@ -17,8 +17,11 @@ SAMPLINGS: tuple[Mapping[str, object], ...] = (
     {"temperature": 0.0, "frequency_penalty": -0.6, "top_logprobs": 3},
     {"temperature": 0.9, "n": 2, "prompt_logprobs": True},
     {"temperature": 0.0, "prompt_logprobs": True},
+    {"temperature": 1.0, "seed": None},
+    {"temperature": 0.8, "n": 2, "seed": None},
 )
 OF_EACH = 2
+ROWS_UNSEEDED = 17
 PACKINGS: tuple[tuple[str, int, Mapping[str, object]], ...] = (
     ("33 rows", 33, {}),
     ("65 rows, chunks of 5, lag 1", 65, {"chunk_size": 5, "lag": 1}),
@@ -46,10 +49,23 @@ def sampled_legs(subject: Subject) -> Iterator[Leg]:
     probes = plain(sampled_requests(subject))
     for name, number, options in PACKINGS:
         rows = subject.rows(number)
-        yield Leg(
-            name=name,
-            probes=probes,
-            fillers=subject.mates(name, len(probes), rows),
-            options={"max_num_seqs": rows, **options},
-            arrivals=subject.arrivals,
-        )
+        yield _leg(subject, name, probes, rows, options)
+
+
+def unseeded_leg(subject: Subject) -> Leg:
+    """Those that have no seed of their own."""
+    requests = [one for one in sampled_requests(subject) if one.params.seed is None]
+    rows = subject.rows(ROWS_UNSEEDED)
+    return _leg(subject, "without seeds", plain(requests), rows, {})
+
+
+def _leg(
+    subject: Subject, name: str, probes: tuple[Probe, ...], rows: int, options: Mapping[str, object]
+) -> Leg:
+    return Leg(
+        name=name,
+        probes=probes,
+        fillers=subject.mates(name, len(probes), rows),
+        options={"max_num_seqs": rows, **options},
+        arrivals=subject.arrivals,
+    )

@@ -189,7 +189,9 @@ def _sampling(engine: Engine) -> Iterator[_Point]:
         cases=("packed", "sampled", "preemption"),
     )
     yield _Point(
-        name="RNG of unseeded requests", pin="the seed is derived from the run seed and the id"
+        name="RNG of unseeded requests",
+        pin="the seed is derived from the run seed and the id",
+        cases=("sampled", "process"),
     )
     yield _Point(
         name="truncation and ties",

@@ -254,6 +254,14 @@ def test_inspect_tells_which_records_a_model_has(cli: Cli, tmp_path: Path) -> No
     both = eligible()
     assert (both["verified"], both["eligible_by"]) == (True, f"{invariance} and {align}")
     assert both["text"].endswith("are checked when an engine starts")
+    stale = json.loads(align.read_text())
+    now = stale["versions"]["torch"]
+    stale["versions"]["torch"] = "1.0"
+    align.write_text(json.dumps(stale))
+    assert eligible()["verified"] is False
+    stale["versions"]["torch"] = now
+    align.write_text(json.dumps(stale))
+    assert eligible()["verified"] is True
     other = cli("models", "inspect", "qwen3-8b", "--json")
     assert json.loads(other.stdout)["metrics"]["eligible"]["rl-bitwise"]["verified"] is False
     align.write_text("{")

@@ -105,7 +105,7 @@ def test_a_sound_engine_gives_a_table_a_manifest_and_a_junit_file(
     for point in ("collectives by rows or bytes", "shards of another tp", "graph padding ladder"):
         assert "not applicable" in done.row(point)
     last = done.out.splitlines()[-1]
-    assert last.startswith("power: 3 of 3 planted faults caught · fast differs in ")
+    assert last.startswith("power: 4 of 4 planted faults caught · fast differs in ")
     assert "equal under invariant in prefix, rescore · cpu float32 tp 1 · " in last
     assert last.endswith(" s")
     assert done.err.splitlines() == ["manifest: m.json"]
@@ -119,7 +119,7 @@ def test_a_sound_engine_gives_a_table_a_manifest_and_a_junit_file(
     assert manifest.config["tp"] == 1
     assert [one.role for one in manifest.files] == ["junit"]
     metrics: Any = manifest.metrics
-    assert (metrics["requests_differing"], metrics["planted_faults_caught"]) == (0, 3)
+    assert (metrics["requests_differing"], metrics["planted_faults_caught"]) == (0, 4)
     assert metrics["runs"] == sum(one["runs"] for one in metrics["cases"])
     assert metrics["fast_differs"]["requests"] == 2
     assert len(metrics["cases"]) == 12
@@ -346,6 +346,7 @@ def test_a_record_of_a_real_run_grants_the_contract(cli: Cli, tmp_path: Path) ->
     assert record.manifest.path == "p.json"
     manifest = read_manifest(tmp_path / "p.json").manifest
     assert manifest.metrics["requests_differing"] == 0
+    assert manifest.config["record"] == str(path.parent)
 
     granted = cli(*sample, "-o", "granted.jsonl", env=environ)
     assert granted.returncode == 0, granted.stderr

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.conftest import Cli
+from tests.conftest import ROOT, Cli
 
 CONTRACTS = """
 from pagedctl.plugins import (
@@ -300,3 +303,74 @@ def test_a_broken_package_is_refused_by_name_where_there_is_a_contract(
     for words in (("--help",), ("generate", "--help"), ("env",), ("models", "list")):
         done = cli(*words, env=env)
         assert (done.returncode, done.stderr) == (0, ""), words
+
+
+def test_what_a_record_is_of_names_the_version_of_the_package(package: Path) -> None:
+    """Another version of it is another program, whatever its leaf declares."""
+    code = (
+        "from pagedctl import Engine, EngineConfig\n"
+        "from pagedctl.engine.verification import combination_of\n"
+        "config = EngineConfig(unverified=True, kv_cache_memory_bytes=1 << 24)\n"
+        "for more in ({}, {'leaf': ('block_sumexp=torch.block_sumexp',)}, {'numerics': 'acme'}):\n"
+        "    with Engine(config.with_options(**more)) as engine:\n"
+        "        print(dict(combination_of(engine.parts.model).packages))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, **with_package(package)},
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=ROOT,
+    )
+    served = "{'acme-numerics': '2.1'}"
+    assert done.stdout.splitlines() == [served, "{}", served]
+
+
+BROKEN_LEAVES = {
+    "an import fails": ("import acme_of_another_version", "ModuleNotFoundError: No module named "),
+    "it is no Python": ("def (:", "SyntaxError: "),
+    "it leaves the process": ("raise SystemExit(0)", "SystemExit: 0"),
+    "there is no function": ("del build", "TypeError: acme_leaves has no function build"),
+    "it cannot be called": ("build = 3", "TypeError: acme_leaves has no function build"),
+    "it fails": ("def build(site, machine): return 1 / 0", "ZeroDivisionError: division by zero"),
+    "it gives nothing": (
+        "def build(site, machine): return None",
+        "TypeError: acme_leaves:build gives NoneType, which cannot be called",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN_LEAVES)
+def test_a_leaf_that_cannot_be_built_is_refused_by_name(cli: Cli, package: Path, case: str) -> None:
+    """Neither a traceback nor an end without a word: whoever offers the leaf has to mend it."""
+    added, told = BROKEN_LEAVES[case]
+    (package / "acme_leaves.py").write_text(f"{LEAVES}\n{added}\n")
+    done = cli(*RUN, env=with_package(package))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"error: leaf acme.block_sumexp: {told}")
+    assert done.stderr.endswith(
+        "where: call site block_sumexp\n"
+        "rule: a leaf's entry is module:function, which returns the implementation\n"
+        "remedy: mend or uninstall the plug-in that offers it\n"
+    )
+
+
+def test_a_leaf_that_writes_into_its_input_moves_no_logprob_of_ours(
+    cli: Cli, package: Path
+) -> None:
+    env = with_package(package)
+    sound = cli(*RUN, "--unverified", env=env)
+    spoiled = LEAVES.replace("def build(", "def build_sound(") + (
+        "\ndef build(site, machine):\n"
+        "    sound = build_sound(site, machine)\n"
+        "    def spoil(shifted, *, block_size):\n"
+        "        sums = sound(shifted, block_size=block_size)\n"
+        "        shifted.fill_(0)\n"
+        "        return sums\n"
+        "    return spoil\n"
+    )
+    (package / "acme_leaves.py").write_text(spoiled)
+    done = cli(*RUN, "--unverified", env=env)
+    assert (done.returncode, done.stdout) == (sound.returncode, sound.stdout)
+    assert done.stdout

@@ -101,3 +101,14 @@ def test_origins_do_not_enter_equality_and_cannot_be_changed() -> None:
     assert config == EngineConfig()
     with pytest.raises(TypeError):
         config.origins["block_size"] = "x"  # type: ignore[index]
+
+
+def test_a_replaced_value_was_asked_for_and_is_checked_like_any() -> None:
+    """dataclasses.replace keeps the origins, which would call a chosen contract the default."""
+    config = EngineConfig()
+    chosen = dataclasses.replace(config, numerics="rl-bitwise")
+    assert (chosen.origins["numerics"], config.origins["numerics"]) == ("argument", "default")
+    for broken in ({"max_num_seqs": -5}, {"numerics": "nope"}, {"leaf": "gemm"}):
+        with pytest.raises(ConfigError, match=next(iter(broken))):
+            dataclasses.replace(config, **broken)
+    assert EngineConfig(origins={"tp": "flag"}).origins["numerics"] == "default"

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -30,7 +33,7 @@ from tests.kernels.harness import assert_same_bits, bound, numbers, threads
 from tests.kernels.reference import assert_close, to_numpy
 
 pytestmark = pytest.mark.skipif(
-    not has_packed_products(), reason="this build of torch has no packed products"
+    not has_packed_products(torch.float32), reason="this build of torch has no packed products"
 )
 
 LEAVES = {"float32": "packed", "float16": "packed", "bfloat16": "packed_bfloat16"}
@@ -314,7 +317,7 @@ def test_products_of_narrowed_operands_are_refused(monkeypatch: pytest.MonkeyPat
 def test_packed_products_need_what_they_are_made_of(
     monkeypatch: pytest.MonkeyPatch, missing: str, builder: Any, reason: str
 ) -> None:
-    monkeypatch.setattr(linear_leaves, missing, lambda: False)
+    monkeypatch.setattr(linear_leaves, missing, lambda *dtype: False)
     site = gemm_site("proj", k=128, n=48, dtype="bfloat16", bias=False)
     with pytest.raises(LeafUnfit, match=reason):
         builder(site, this_machine("cpu"))
@@ -332,3 +335,29 @@ def test_small_model_shapes_keep_every_row_at_every_batch(
         packed = product(x, weight)
         for rows in range(1, 130):
             assert_same_bits(product(x[:rows], weight), packed[:rows], f"{rows} rows")
+
+
+@pytest.mark.parametrize("isa", ["AVX2", "SSE41"])
+def test_a_cpu_without_wide_instructions_is_served(isa: str) -> None:
+    """oneDNN packs bfloat16 only where they are, and raises elsewhere: the next leaf serves."""
+    code = (
+        "import torch\n"
+        "from pagedctl_kernels.machine import this_machine\n"
+        "from pagedctl_kernels.ops.linear import NativePackedLinear\n"
+        "from pagedctl_kernels.ops.row_blocks import has_packed_products\n"
+        "from pagedctl_kernels.plan import LeafUnfit\n"
+        "from pagedctl_kernels.sites import gemm_site\n"
+        "machine = this_machine('cpu')\n"
+        "site = gemm_site('proj', k=128, n=48, dtype='bfloat16', bias=False)\n"
+        "try: NativePackedLinear(site, machine)\n"
+        "except LeafUnfit: print('unfit', has_packed_products(torch.bfloat16))\n"
+        "else: print('serves')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "ONEDNN_MAX_CPU_ISA": isa},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr, done.stdout) == (0, "", "unfit False\n")

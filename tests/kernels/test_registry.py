@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -43,8 +44,8 @@ def leaf(name: str, **changes: object) -> LeafSpec:
     return LeafSpec(**{**fields, **changes})  # type: ignore[arg-type]
 
 
-def build_toy(site: CallSite, machine: Machine) -> str:
-    return f"{site.name} on {machine.kind}"
+def build_toy(site: CallSite, machine: Machine) -> Callable[[], str]:
+    return lambda: f"{site.name} on {machine.kind}"
 
 
 def build_unfit(site: CallSite, machine: Machine) -> str:

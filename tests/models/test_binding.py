@@ -109,6 +109,36 @@ def test_a_leaf_unfit_at_one_site_gives_way_at_all_of_them_within_the_choice() -
     assert f"not among the requested leaves ({native})" in fault.what
 
 
+def test_two_leaves_that_are_unfit_at_one_site_each_give_way_to_a_third() -> None:
+    """Neither of them may serve its own site alone, and the model is served all the same."""
+    spec = spec_of("qwen3")
+    widths = {"first": spec.hidden_size, "second": 2 * spec.intermediate_size}
+    spare = next(leaf for leaf in house_registry().leaves("gemm") if leaf.name.endswith("per_row"))
+    narrow = [
+        replace(
+            spare,
+            name=f"plug.{name}",
+            limits=(*spare.limits, Limit(fact="n", allowed=tuple(other_widths(spec, width)))),
+            priority=priority,
+        )
+        for priority, (name, width) in zip((99, 98), widths.items(), strict=True)
+    ]
+    registry = house_registry().with_leaves(narrow)
+    assert gemm_leaves(bound(spec, registry=registry)) == gemm_leaves(bound(spec))
+    chosen = tuple(leaf.name for leaf in narrow)
+    assert gemm_leaves(
+        bound(spec, registry=registry, leaves={"gemm": (*chosen, "torch.gemm_per_row")})
+    ) == {"torch.gemm_per_row"}
+    with pytest.raises(NumericsRefused, match="call site "):
+        bound(spec, registry=registry, leaves={"gemm": chosen})
+
+
+def other_widths(spec: ModelSpec, without: int) -> set[int]:
+    """The output widths of the model's projections but for one."""
+    rows = (spec.q_size + 2 * spec.kv_size, spec.hidden_size, 2 * spec.intermediate_size)
+    return set(rows) - {without}
+
+
 def test_layers_with_and_without_a_window_are_served_by_one_attention_leaf() -> None:
     (house,) = house_registry().leaves("attention")
     whole = replace(

@@ -33,6 +33,7 @@ OF_NO_PROFILE = Combination(
     captured_sizes=(),
     switches={"batch_invariant": True, "norm_cast": "before", "padded_vocab_size": None},
     leaves={"attention": "torch.attention", "gemm o_proj 64x48": "torch.gemm_row_blocks"},
+    packages={"acme-numerics": "2.1"},
 )
 """What no shipped profile covers, so that records decide."""
 

@@ -48,6 +48,7 @@ KINDS = {
     "captured_sizes": "stale",
     "switches": "stale",
     "leaves": "stale",
+    "packages": "stale",
 }
 """What a record with another value of the key is."""
 
@@ -223,6 +224,24 @@ def test_a_damaged_record_is_told_and_stops_no_run_that_another_grants(tmp_path:
     assert str(tmp_path / "0.json") in found.damaged[0]
     refused = judge(ALIGNED, records)
     assert any(one.startswith("a record cannot be read: ") for one in refused.reasons)
+
+
+def test_of_many_damaged_files_some_are_told(tmp_path: Path) -> None:
+    for number in range(MAX_RECORDS_TOLD + 3):
+        (tmp_path / f"{number}.json").write_text("{")
+    for found in (
+        judge(OF_NO_PROFILE, read_records(tmp_path)),
+        judge(OF_NO_PROFILE, folder_with(tmp_path, record_for(OF_NO_PROFILE))),
+    ):
+        assert len(found.damaged) == MAX_RECORDS_TOLD + 1
+        assert found.damaged[-1] == "3 more files"
+
+
+def test_what_a_record_says_writes_nothing_but_text_on_a_terminal(tmp_path: Path) -> None:
+    record = record_for(OF_NO_PROFILE, family="\x1b[2Jgone\nerror: x")
+    reasons = judge(OF_NO_PROFILE, folder_with(tmp_path, record)).reasons
+    assert all(one.isprintable() for one in reasons)
+    assert any(repr(record.family) in one for one in reasons)
 
 
 # -- profiles --------------------------------------------------------------------------------

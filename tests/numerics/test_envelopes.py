@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -197,18 +199,64 @@ def test_a_contract_without_bits_cannot_promise_them_at_every_tp() -> None:
 def test_a_resolver_cannot_set_what_no_switch_has(
     switch: str, value: Value, kind: type[Exception]
 ) -> None:
+    choices = Choices("acme", {}, {})
     with pytest.raises(kind):
-        draft(lambda choices: choices.tighten(switch, value))
+        choices.tighten(switch, value)
     with pytest.raises(kind):
-        draft(lambda choices: choices.veto(switch, value, instead=value, why="none"))
+        choices.veto(switch, value, instead=value, why="none")
 
 
 def test_a_resolver_cannot_rewrite_what_was_given() -> None:
     def rewrite(choices: Choices) -> None:
         choices.given["batch_invariant"] = True  # type: ignore[index]
 
-    with pytest.raises(TypeError):
-        draft(rewrite, batch_invariant=False)
+    (fault, _) = draft(rewrite, batch_invariant=False).faults[::-1]
+    assert fault.what.startswith("the resolver of the contract acme failed: TypeError: ")
+
+
+@pytest.mark.parametrize("problem", [ZeroDivisionError("by nothing"), KeyError("x"), SystemExit(0)])
+def test_a_resolver_or_a_check_that_fails_is_a_refusal_that_says_where(
+    problem: BaseException,
+) -> None:
+    """What a package raises is its fault: neither a traceback of ours nor a silent end."""
+
+    def fail(*arguments: object) -> None:
+        raise problem
+
+    (fault,) = draft(fail).faults
+    assert fault.what.startswith(
+        f"the resolver of the contract acme failed: {type(problem).__name__}: "
+    )
+    assert fault.where.startswith(f"{__file__}, line ")
+    assert fault.where.endswith(", in fail")
+    with pytest.raises(NumericsRefused):
+        resolve_numerics(contract(fail), {}, {})
+    checked = replace(contract(add_nothing), check_checkpoint=fail)
+    facts: Any = None  # not looked at
+    (fault,) = checked.checkpoint_faults(facts, draft(add_nothing).numerics)
+    assert fault.what.startswith("check_checkpoint of the contract acme failed: ")
+
+
+@pytest.mark.parametrize(
+    ("gives", "told"),
+    [(None, "'NoneType' object is not iterable"), (["no"], "'no' is no Fault")],
+)
+def test_a_check_that_gives_no_faults_is_a_refusal(gives: Any, told: str) -> None:
+    checked = replace(contract(add_nothing), check_checkpoint=lambda facts, numerics: gives)
+    facts: Any = None
+    (fault,) = checked.checkpoint_faults(facts, draft(add_nothing).numerics)
+    assert fault.what == f"check_checkpoint of the contract acme failed: TypeError: {told}"
+
+
+@pytest.mark.parametrize(
+    "evidence", [(), ("align",), ("vibes",), ("invariance", "vibes"), "invariance", ["invariance"]]
+)
+def test_a_contract_that_nobody_has_to_try_is_none(evidence: Any) -> None:
+    """Without evidence every run would be verified, by nothing."""
+    with pytest.raises((ValueError, TypeError), match="contract acme: evidence is "):
+        replace(contract(add_nothing), evidence=evidence)
+    for sound in (("invariance",), ("invariance", "align")):
+        assert replace(contract(add_nothing), evidence=sound).evidence == sound
 
 
 @pytest.mark.parametrize("name", ["", " ", "two words", "-x", "a=b", "a|b", "a\n", 7, None])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from importlib.metadata import EntryPoint
+from importlib.metadata import EntryPoint, PathDistribution
 from pathlib import Path
 
 import pytest
@@ -88,6 +88,28 @@ BROKEN = {
     "the leaves are a list": (
         "plugin = Plugin(leaves=[LEAF])",
         "TypeError: leaves of a Plugin is a tuple of LeafSpec, not [LeafSpec(",
+    ),
+    "a contract is of another class": (
+        "class Loose(Envelope):\n    def settle(self, choices): pass\n"
+        'plugin = Plugin(envelopes=(Loose(name="loose", bitwise=True, promise="", '
+        "resolve=resolve),))",
+        "TypeError: envelopes of a Plugin is a tuple of Envelope, not (Loose(",
+    ),
+    "a contract needs no evidence": (
+        'Envelope(name="more", bitwise=True, promise="", resolve=resolve, evidence=())',
+        "ValueError: contract more: evidence is invariance, and may be more of invariance, align",
+    ),
+    "a leaf's fields have other types": (
+        "from dataclasses import replace\nfrom pagedctl.plugins import Limit\n"
+        "plugin = Plugin(leaves=(replace(LEAF, priority='high', features=['batch_invariant'], "
+        "formats=('x',), limits=(Limit(fact='block_size', minimum=1.5),), traits=(('a',),)),))",
+        "TypeError: LeafSpec: formats[0] is 'x', not Format; limits[0].minimum is 1.5; "
+        "features is ['batch_invariant'], not a frozenset; traits[0] is ('a',), not 2 items; "
+        "priority is 'high', not int",
+    ),
+    "a leaf's priority is True": (
+        "from dataclasses import replace\nplugin = Plugin(leaves=(replace(LEAF, priority=True),))",
+        "TypeError: LeafSpec: priority is True, not int",
     ),
     "the entry point is no plug-in": (
         'plugin = {"envelopes": (ACME,)}',
@@ -196,6 +218,25 @@ def test_a_broken_plug_in_does_not_take_the_sound_ones_with_it(modules: Path) ->
     assert found.contract_remedy() == "; ".join(
         f"{fault.remedy}: {fault.what}" for fault in found.faults
     )
+
+
+def test_the_versions_are_of_the_packages_that_serve(modules: Path) -> None:
+    (modules / "acme_plugin.py").write_text(SOUND)
+    (modules / "other_plugin.py").write_text(
+        SOUND.replace('"acme"', '"other"').replace("acme.block_sumexp", "other.block_sumexp")
+    )
+    points = {name: point(f"{name}_plugin:plugin", name) for name in ("acme", "other")}
+    for name, version in (("acme", "2.1"), ("other", "7")):
+        info = modules / f"{name}-{version}.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        vars(points[name])["dist"] = PathDistribution(info)
+    found = discover(points.values()).require_sound()
+    assert found.versions_of("acme", ()) == {"acme": "2.1"}
+    assert found.versions_of("invariant", {"other.block_sumexp"}) == {"other": "7"}
+    assert found.versions_of("acme", {"other.block_sumexp"}) == {"acme": "2.1", "other": "7"}
+    assert found.versions_of("invariant", {"torch.block_sumexp"}) == {}
+    assert discover([point()]).versions_of("acme", ()) == {"acme_plugin": "unknown"}
 
 
 def test_what_a_plug_in_prints_does_not_reach_stdout(

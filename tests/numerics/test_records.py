@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from pagedctl.errors import ConfigError
 from pagedctl.numerics.combination import VerifiedFacts, differences
 from pagedctl.numerics.records import (
+    MAX_RECORD_BYTES,
     VerificationRecord,
     default_name,
     read_record,
@@ -26,7 +28,7 @@ from tests.numerics.record_harness import ALIGNED, OF_NO_PROFILE, as_json, folde
 KEYS = (
     "schema", "command", "contract", "topology_invariant", "spec_digest", "arithmetic_id",
     "family", "dtype", "kv_dtype", "device", "versions", "layout", "graphs", "captured_sizes",
-    "switches", "leaves", "cases", "manifest", "created_utc",
+    "switches", "leaves", "packages", "cases", "manifest", "created_utc",
 )  # fmt: skip
 
 
@@ -129,6 +131,9 @@ def test_a_value_of_another_type_is_refused_by_name(
     [
         ("command", "bench", "one of invariance, align"),
         ("cases", [], "names the cases that passed"),
+        ("cases", ["alone", ""], "names the cases that passed"),
+        ("created_utc", "yesterday", "a time like 2026-12-01T09:30:00Z"),
+        ("manifest", {"path": "m.json", "sha256": "ab"}, "64 hexadecimal digits"),
         ("graphs", 0, "true or false"),
         ("captured_sizes", [True], "an integer"),
         ("schema", "pagedctl.verification/2", "another major version"),
@@ -176,6 +181,34 @@ def test_a_damaged_record_spoils_no_other(tmp_path: Path, data: bytes, told: str
     assert str(tmp_path / "0.json") in records.damaged[0].where
     assert "cannot read" in records.damaged[1].what
     assert len(records.damaged) == 2
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "link to itself", "huge"])
+def test_what_is_no_record_by_its_looks_holds_no_run_up(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "0.json"
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "huge":
+        with path.open("wb") as file:
+            file.truncate(MAX_RECORD_BYTES + 1)
+    else:
+        path.symlink_to("/dev/zero" if kind == "device" else path)
+    records = folder_with(tmp_path, record_for(OF_NO_PROFILE))
+    assert [one.path.name for one in records.sound] == ["a.json"]
+    (damaged,) = records.damaged
+    assert damaged.what.startswith("cannot read it: ")
+    assert damaged.where == str(path)
+
+
+def test_a_folder_that_cannot_be_listed_is_told(tmp_path: Path) -> None:
+    folder = records_folder(tmp_path)
+    folder.write_text("not a folder")
+    found = read_records(folder)
+    assert found.sound == ()
+    assert (found.damaged[0].what, found.damaged[0].where) == (
+        "cannot read it: Not a directory",
+        str(folder),
+    )
 
 
 def test_a_folder_that_does_not_exist_has_no_records(tmp_path: Path) -> None:

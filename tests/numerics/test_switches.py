@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pagedctl.config.engine_config import EngineConfig, engine_options
-from pagedctl.config.kinds import Boolean, Choice, Integer, Pattern
+from pagedctl.config.kinds import Boolean, Broken, Choice, Integer, Pattern
 from pagedctl.errors import ConfigError, NumericsRefused
 from pagedctl.numerics.envelopes import house_envelopes
 from pagedctl.numerics.resolution import Numerics, resolve_numerics
@@ -268,7 +268,12 @@ def test_every_switch_is_an_option_without_a_value_that_checks_what_the_switch_t
             assert (one.values, one.form) == ((), kind.regex)
         else:
             assert isinstance(kind, Integer)
-            assert (one.values, one.form) == ((), r"[1-9][0-9]*")
+            assert (one.values, one.form) == ((), r"[1-9][0-9]{0,9}")
+            assert kind.minimum == 1
+            assert kind.maximum is not None
+            assert one.takes(kind.maximum)
+            with pytest.raises(Broken):  # a record and a manifest hold 64 bits
+                kind.check(10**20)
         for value in ALONE[one.name]:
             assert one.takes(value)
     assert not switch_named("batch_invariant").takes(1)

@@ -99,16 +99,6 @@ OTHERS = "embedding, RoPE and activation"
 REFUSED = frozenset({"TF32 and narrowed float32", "threads of a product"})
 """Lines of the checklist that have no mutant: a process whose settings drift runs no step."""
 
-UNSEEDED = Mutant(
-    where=completions,
-    name="derive_seed",
-    replacement=mutations.counted_seed,
-    case="packed",
-    suspects=("engine",),
-    points=("RNG of unseeded requests",),
-)
-"""For requests that have no seed of their own; those of the proof do."""
-
 HERE_AND_THERE = frozenset({"seeds of another process"})
 """Mutants that only a comparison of two processes sees."""
 
@@ -202,6 +192,14 @@ MUTANTS = {
     ),
     "noise keyed by the row": batch(
         mutations.keyed_by_row, "packed", "engine", "admission order and resident rows"
+    ),
+    "seeds that count the requests": Mutant(
+        where=completions,
+        name="derive_seed",
+        replacement=mutations.counted_seed,
+        case="sampled",
+        suspects=("engine",),
+        points=("RNG of unseeded requests",),
     ),
     "truncation to one token in a full batch": Mutant(
         where=truncation,

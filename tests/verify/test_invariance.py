@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from pagedctl.config.engine_config import EngineConfig
-from pagedctl.errors import NumericsRefused
+from pagedctl.errors import CapacityError, NumericsRefused
+from pagedctl.verify import power_check
 from pagedctl.verify.cases import CASES
 from pagedctl.verify.invariance import require_promise
 from pagedctl.verify.invariance_requests import RandomPrompts
@@ -33,7 +34,7 @@ def test_a_sound_engine_passes_packed_sampled_and_rescored(
     found = prove(tmp_path, cases=("packed", "sampled", "rescore"), **SMALL, **options)
     assert found.verdict.holds is True, (found.lacks(), found.first)
     assert found.proved == ("packed", "rescore", "sampled")
-    assert found.faults_caught == 3
+    assert found.faults_caught == 4
     assert next(one for one in found.cases if one.name == "packed").rows_max == 65
     assert found.still_needed == (("align",) if "numerics" in options else ())
 
@@ -68,8 +69,8 @@ def test_every_case_is_told_of_in_order_and_progress_only_grows(tmp_path: Path) 
     assert [one.name for one in found.cases] == list(CASES)
     done = [one for one, _, _ in told]
     assert done == sorted(done)
-    assert {total for _, total, _ in told} == {len(CASES) + 4}
-    assert max(done) < len(CASES) + 4
+    assert {total for _, total, _ in told} == {len(CASES) + 5}
+    assert max(done) < len(CASES) + 5
     parts = {text.partition(":")[0] for _, _, text in told}
     assert {"alone", "chunks", "fast"} < parts
     assert any(part.startswith("planted fault ") for part in parts)
@@ -89,6 +90,21 @@ def test_a_proof_gives_the_same_figures_again(tmp_path: Path) -> None:
 def test_a_model_without_its_own_prompts_is_asked_random_ids(tmp_path: Path) -> None:
     with proof(tmp_path, **SMALL) as asked:
         assert isinstance(asked.maker.source, RandomPrompts)
+
+
+def test_what_cannot_be_loaded_a_second_time_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No planted fault could be tried: that is no verdict. ``fast`` is only not measured."""
+
+    def refused(*given: Any, **named: Any) -> Any:
+        raise CapacityError("no memory", where="weights", rule="they fit", remedy="get more")
+
+    monkeypatch.setattr(power_check, "Engine", refused)
+    found = prove(tmp_path, cases=("rescore",), **SMALL)
+    assert found.fast is None
+    assert (found.faults_caught, found.verdict.holds) == (0, None)
+    assert [one.sentence() for one in found.faults] == ["not tried: no memory"] * 4
 
 
 def test_a_contract_without_bits_has_nothing_to_prove() -> None:

@@ -130,9 +130,7 @@ def test_a_pass_of_some_cases_claims_no_more() -> None:
 def test_a_difference_is_a_no_whatever_else_is_missing() -> None:
     found = result(BROKEN, WEAK, faults=(MISSED,))
     assert found.verdict.holds is False
-    assert found.verdict.text == (
-        "NOT BATCH-INVARIANT under invariant: 2 requests differ (packed)"
-    )
+    assert found.verdict.text == ("NOT BATCH-INVARIANT under invariant: 2 requests differ (packed)")
     assert found.first == BROKEN.divergences[0]
 
 

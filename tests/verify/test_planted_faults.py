@@ -16,7 +16,7 @@ from tests.reference.tiny_models import FAMILIES, VOCAB, TinyModel, tiny_model
 from tests.verify.power_harness import alone_against_packed, engine_over, requests
 
 FAULTS = {fault.name: fault for fault in planted_faults(house_registry())}
-GEMM, SAMPLE, LOGPROB = FAULTS
+GEMM, HEAD, SAMPLE, LOGPROB = FAULTS
 
 SMALLEST = {
     "hidden_size": 2,
@@ -37,7 +37,7 @@ SUBJECTS: dict[str, tuple[TinyModel | None, int, str]] = {
 
 
 def test_there_are_faults_of_products_of_sampling_and_of_logprobs() -> None:
-    assert [fault.op for fault in FAULTS.values()] == ["gemm", "sample", "logprob"]
+    assert [fault.op for fault in FAULTS.values()] == ["gemm", "head", "sample", "logprob"]
 
 
 @pytest.mark.parametrize("subject", SUBJECTS)

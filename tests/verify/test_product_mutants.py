@@ -19,12 +19,12 @@ from pagedctl.verify.cases import CASES
 from pagedctl.verify.comparison import Divergence
 from pagedctl.verify.invariance_requests import RandomPrompts, RequestMaker
 from pagedctl.verify.judgement import divergences
-from pagedctl.verify.legs import Engines, Leg, Probe
+from pagedctl.verify.legs import Engines
 from pagedctl.verify.localisation import Suspect
 from pagedctl.verify.reference import Reference
 from pagedctl.verify.selection_points import selection_points
 from pagedctl.verify.suspects import locate
-from tests.verify.product_mutants import HERE_AND_THERE, MUTANTS, REFUSED, UNSEEDED
+from tests.verify.product_mutants import HERE_AND_THERE, MUTANTS, REFUSED
 
 REQUESTS = 4
 TOKENS = 8
@@ -58,15 +58,9 @@ def subject_of(engine: Engine) -> Subject:
 
 def first_divergence(engine: Engine, case: str) -> tuple[Divergence, Suspect | None] | None:
     """Run the legs of *case* up to the first that differs; the suspect of that difference."""
-    subject = subject_of(engine)
+    subject, engines = subject_of(engine), Engines(engine)
     subject.reference.prepare(subject.requests)
-    return first_of_legs(engine, subject, case, list(CASES[case].legs(subject)))
-
-
-def first_of_legs(
-    engine: Engine, subject: Subject, case: str, legs: list[Leg]
-) -> tuple[Divergence, Suspect | None] | None:
-    engines = Engines(engine)
+    legs = list(CASES[case].legs(subject))
     subject.reference.prepare(probe.of for leg in legs for probe in leg.probes)
     for leg, trace in engines.traces(legs):
         for found in divergences(case, leg, trace, subject.reference):
@@ -94,30 +88,11 @@ def test_a_broken_selection_point_is_seen_and_named(
     assert suspect.op in mutant.suspects
 
 
-@pytest.mark.parametrize("broken", [False, True])
-def test_requests_without_a_seed_have_streams_of_their_own(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch, broken: bool
-) -> None:
-    """NVIDIA/TensorRT-LLM#19501: a generator that counts its calls follows the batch."""
-    subject = subject_of(engine)
-    requests = [
-        replace(one, params=replace(one.params, seed=None, temperature=1.0))
-        for one in subject.requests
-    ]
-    leg = Leg(name="unseeded", probes=tuple(map(Probe.plain, requests)))
-    reached = UNSEEDED.put(monkeypatch) if broken else None
-    found = first_of_legs(engine, subject, UNSEEDED.case, [leg])
-    assert (found is not None) == broken
-    if found is not None and reached is not None:
-        assert reached.count > REQUESTS
-        assert found[0].difference.kind == "token"
-
-
 def test_every_line_of_the_checklist_has_a_mutant(engine: Engine) -> None:
     """What does not apply has none; what is refused at every step is tested as a refusal."""
     points = selection_points(engine, frozenset(CASES))
     applicable = {point.name for point in points if point.standing != "not applicable"}
-    broken = {name for mutant in (*MUTANTS.values(), UNSEEDED) for name in mutant.points}
+    broken = {name for mutant in MUTANTS.values() for name in mutant.points}
     assert broken | REFUSED == applicable
     assert not broken & REFUSED
 

@@ -50,7 +50,7 @@ NINE_CLASSES = {
     "graph padding ladder": "not applicable",
     "chunk boundary": "measured",
     "prefix-reuse boundary": "measured",
-    "RNG of unseeded requests": "pinned",
+    "RNG of unseeded requests": "measured",
 }
 
 

@@ -170,8 +170,8 @@ class PackedLinear(_WidenedLinear):
         self.heights = verdict.short_blocks
 
     def require_products(self) -> None:
-        if not has_packed_products():
-            raise LeafUnfit("this build of torch has no packed products")
+        if not has_packed_products(self.compute):
+            raise LeafUnfit("this build of torch has no packed products for this CPU")
 
     def prepare(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PreparedLinear:
         """weight D[N, K], bias D[N] or None; the result's weight is opaque."""

@@ -88,11 +88,20 @@ def packed_height(rows: int, heights: tuple[int, ...]) -> int:
     return next(height for height in heights if height >= rows)
 
 
-def has_packed_products() -> bool:
-    """Whether this build of torch has oneDNN and its operators for packed weights."""
-    return torch._C._has_mkldnn and all(
-        hasattr(torch.ops.mkldnn, name) for name in ("_reorder_linear_weight", "_linear_pointwise")
-    )
+def has_packed_products(dtype: torch.dtype) -> bool:
+    """Whether oneDNN packs weights of *dtype* in this build of torch and on this CPU.
+
+    It takes bfloat16 only where the CPU has instructions that help it, and raises elsewhere.
+    """
+    operators = ("_reorder_linear_weight", "_linear_pointwise")
+    if not torch._C._has_mkldnn or not all(hasattr(torch.ops.mkldnn, one) for one in operators):
+        return False
+    columns = COLUMN_STEPS[str(dtype).removeprefix("torch.")]
+    try:
+        packed_weight(torch.ones(columns, columns, dtype=dtype))
+    except RuntimeError:
+        return False
+    return True
 
 
 def row_product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

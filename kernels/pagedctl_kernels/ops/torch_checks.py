@@ -63,14 +63,14 @@ def require_ieee(site: CallSite) -> None:
     Such settings narrow every product alike, so no comparison of one product with another
     shows them, and they may change after a construction check was remembered.
     """
-    for setting, remedy in _settings_that_void_ieee(dtype_fact(site, "internal")):
+    for setting, remedy in settings_that_void_ieee(dtype_fact(site, "internal")):
         raise LeafUnfit(
             f"{site.name}: {setting}, so products are not IEEE ones; {remedy} before plans are made"
         )
 
 
-def _settings_that_void_ieee(internal: torch.dtype) -> Iterator[tuple[str, str]]:
-    """Each such setting, as the user finds it, and what to call instead."""
+def settings_that_void_ieee(internal: torch.dtype) -> Iterator[tuple[str, str]]:
+    """Each setting that voids IEEE products, as the user finds it, and what to call instead."""
     general = _general_precision()
     if general not in ("highest", None):
         yield (

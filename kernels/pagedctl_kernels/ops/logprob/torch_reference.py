@@ -36,11 +36,11 @@ class TorchLogprob:
         expect("logprob: token_ids", token_ids, torch.int64, (logits.shape[0], "K"))
         scaled = self._scaled(logits, temperature)
         shifted = scaled - scaled.amax(dim=-1, keepdim=True)
+        token = shifted.gather(-1, token_ids)  # first: the leaf may be another package's
         sums = block_sumexp(shifted, block_size=self.block_size)
         num_blocks = -(-logits.shape[1] // self.block_size)
         expect("logprob: block sums", sums, self.internal, (logits.shape[0], num_blocks))
         total = fold_left(sums)
-        token = shifted.gather(-1, token_ids)
         log_total = torch.log(total).unsqueeze(-1)
         return -(log_total - token) if self.form == "blockwise" else token - log_total
 
