@@ -23,6 +23,11 @@ SMOLLM2 = "PAGEDCTL_TEST_SMOLLM2"
 Cli = Callable[..., subprocess.CompletedProcess[str]]
 
 
+def python_path(*folders: Path) -> str:
+    """PYTHONPATH with *folders* in front of what a child process needs to find us."""
+    return os.pathsep.join([*map(str, folders), *filter(None, [os.environ.get("PYTHONPATH")])])
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if not os.environ.get(SMOLLM2):
         skip = pytest.mark.skip(

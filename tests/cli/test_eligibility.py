@@ -14,7 +14,7 @@ from pagedctl.engine.engine import Engine
 from pagedctl.engine.verification import record_of, write_record
 from pagedctl.manifest.schema import FileEntry
 from tests.cli.generate_harness import SMALL, Generate
-from tests.conftest import Cli
+from tests.conftest import Cli, python_path
 
 PROMPT = ("--prompt", "Tom has 3", "--max-tokens", "3", *SMALL)
 ALIGNED = ("--numerics", "rl-bitwise")
@@ -39,7 +39,7 @@ def site(tmp_path: Path) -> dict[str, str]:
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text("[pagedctl.plugins]\nacme = acme_leaf:plugin\n")
     (folder / "acme_leaf.py").write_text(PLUGIN)
-    return {"PYTHONPATH": str(folder)}
+    return {"PYTHONPATH": python_path(folder)}
 
 
 def numerics(path: Path) -> dict[str, Any]:

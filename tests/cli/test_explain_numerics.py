@@ -16,7 +16,7 @@ from pagedctl.config.surface import COMMANDS
 from pagedctl.models.locate import locate_model
 from pagedctl.numerics.switches import FIXED, SWITCHES, Branch
 from tests.cli.every_command import Folder, folder_of_commands
-from tests.conftest import ROOT
+from tests.conftest import ROOT, python_path
 
 WITH_CONTRACT = [name for name in BODIES if "contract" in COMMANDS[name].groups]
 SHOWN = "--explain-numerics"
@@ -118,7 +118,7 @@ def test_an_architecture_of_eight_billion_parameters_takes_little_memory(
     done = subprocess.run(
         [sys.executable, "-c", program, *words],
         cwd=tmp_path,
-        env={**clean_environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'kernels'}"},
+        env={**clean_environ, "PYTHONPATH": python_path(ROOT, ROOT / "kernels")},
         capture_output=True,
         text=True,
         check=False,

@@ -23,7 +23,7 @@ from pagedctl.manifest.reader import read_manifest
 from pagedctl.numerics.records import read_record
 from pagedctl.verify import power_check
 from pagedctl_kernels.ops.logprob.torch_reference import TorchLogprob
-from tests.conftest import Cli
+from tests.conftest import Cli, python_path
 from tests.reference.tiny_models import tiny_model
 
 SMALL = ("--requests", "2", "--max-tokens", "4", "--no-progress")
@@ -319,7 +319,7 @@ def test_a_record_of_a_real_run_grants_the_contract(cli: Cli, tmp_path: Path) ->
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text("[pagedctl.plugins]\nacme = acme_leaf:plugin\n")
     (site / "acme_leaf.py").write_text(PLUGIN)
-    environ = {"PYTHONPATH": str(site)}
+    environ = {"PYTHONPATH": python_path(site)}
     config = tiny_model("llama").write_config(tmp_path / "tiny")
     model = ("--model", config, "--random-weights", "3", "--kv-cache-memory-bytes", "8MiB")
     contract = ("--numerics", "invariant")

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import ROOT, Cli
+from tests.conftest import ROOT, Cli, python_path
 
 CONTRACTS = """
 from pagedctl.plugins import (
@@ -116,7 +116,7 @@ def package(tmp_path: Path) -> Path:
 
 
 def with_package(package: Path) -> dict[str, str]:
-    return {"PYTHONPATH": str(package)}
+    return {"PYTHONPATH": python_path(package)}
 
 
 def numerics(path: Path) -> dict[str, Any]:
