@@ -116,6 +116,7 @@ def _line_rules(path: Path, defaults: SamplingParams, config: EngineConfig) -> L
             logprob_basis=str(config.contract["logprob_basis"]),
         ),
         defaults=defaults,
+        keep=None,
         encoder=tokenizer,
         peer_ids=True,
     )

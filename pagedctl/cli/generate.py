@@ -146,7 +146,7 @@ def _show_refused_lines(session: Session, asked: Asked) -> None:
 
 def _warn_of_absent_fields(session: Session, job: Job, asked: Asked) -> None:
     """A field to keep that no request has is most likely misspelt."""
-    for name in job.rules.keep:
+    for name in job.rules.keep or ():
         if asked.requests and not any(name in (one.metadata or {}) for one in asked.requests):
             session.warn(f"no request has the field {name}, which --keep names")
 

@@ -17,6 +17,9 @@ from pagedctl.manifest import files
 
 NOT_REPEATED = ("cases", "json", "junit", "record", "quiet", "progress", "unverified")
 
+STDOUT = ("go to stdout", "stdout holds the result")
+STDIN = ("come from stdin", "a command that repeats a divergence reads the prompts again")
+
 
 @dataclass(frozen=True, kw_only=True)
 class InvarianceJob:
@@ -48,11 +51,11 @@ def invariance_job_of(session: Session) -> InvarianceJob:
     for option in ("--junit", "--record"):
         if option in paths:
             files.refuse_existing(paths[option], option)
-    prompts = session["prompts"]
+    prompts = _file(session, "prompts", STDIN)
     return InvarianceJob(
         requests=_integer(session, "requests"),
         max_tokens=_integer(session, "max_tokens"),
-        prompts=None if prompts is None else Path(str(prompts)),
+        prompts=prompts,
         cases=None if cases is None else tuple(cases),  # type: ignore[arg-type]
         processes=_integer(session, "processes"),
         bisect=bool(session["bisect"]),
@@ -83,15 +86,13 @@ def _words(option: Option, value: object) -> Iterator[str]:
         yield f"{option.flag}={value}"
 
 
-def _file(session: Session, name: str) -> Path | None:
-    """The file that an option names; never a standard stream."""
+def _file(session: Session, name: str, stream: tuple[str, str] = STDOUT) -> Path | None:
+    """The file that an option names; never a standard *stream*."""
     named = session[name]
     if named == STANDARD_STREAM:
+        what, rule = stream
         raise ConfigError(
-            f"--{name} cannot go to stdout",
-            where="command line",
-            rule="stdout holds the result",
-            remedy="name a file",
+            f"--{name} cannot {what}", where="command line", rule=rule, remedy="name a file"
         )
     return None if named is None else Path(str(named))
 

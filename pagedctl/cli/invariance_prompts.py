@@ -54,7 +54,13 @@ def _rules(path: Path, config: EngineConfig) -> LineRules:
     limits = RequestLimits.of(
         resolved.spec, config.max_model_len, has_tokenizer=tokenizer is not None
     )
-    return LineRules(source=str(path), limits=limits, defaults=SamplingParams(), encoder=tokenizer)
+    return LineRules(
+        source=str(path),
+        limits=limits,
+        defaults=SamplingParams(),
+        keep=None,
+        encoder=tokenizer,
+    )
 
 
 def _warn(builder: ManifestBuilder, path: Path, found: list[Request], number: int) -> None:

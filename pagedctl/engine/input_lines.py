@@ -136,7 +136,7 @@ def _unreadable(name: str, error: OSError) -> ConfigError:
     return ConfigError(
         f"the input cannot be read: {error.strerror or error}",
         where=name,
-        rule="--input names a readable file",
+        rule="the input is a readable file",
         remedy="check the path and its permissions",
     )
 

@@ -52,15 +52,15 @@ class LineRules:
 
     ``source`` is the name in error messages. ``defaults`` stand for sampling fields that a
     line leaves out (or gives as null). ``keep`` names input fields that are copied to the
-    metadata. ``encoder`` is the model's tokenizer, None if it has none. ``chat``: a text prompt
-    becomes one user message. ``peer_ids``: another tool's ``prompt_ids`` stands for
-    ``prompt_token_ids``.
+    metadata, None where the command keeps none. ``encoder`` is the model's tokenizer, None if it
+    has none. ``chat``: a text prompt becomes one user message. ``peer_ids``: another tool's
+    ``prompt_ids`` stands for ``prompt_token_ids``.
     """
 
     source: str
     limits: RequestLimits
     defaults: SamplingParams
-    keep: tuple[str, ...] = ()
+    keep: tuple[str, ...] | None = ()
     encoder: PromptEncoder | None = None
     chat: bool = False
     peer_ids: bool = False
@@ -117,7 +117,7 @@ class _Reader:
         self._seen: set[str] = set()
         ids = (PEER_IDS_FIELD,) if rules.peer_ids else ()
         self._prompt_fields = (*PROMPT_FIELDS, *ids)
-        self._known = frozenset((*KNOWN_FIELDS, *self._prompt_fields, *rules.keep))
+        self._known = frozenset((*KNOWN_FIELDS, *self._prompt_fields, *(rules.keep or ())))
 
     def of_line(self, number: int, line: bytes) -> Request | RefusedLine:
         where = f"{self._rules.source}, line {number}"
@@ -170,7 +170,8 @@ class _Reader:
     def _check_names(self, values: Mapping[str, object], faults: RequestFaults) -> None:
         for name in values:
             if name not in self._known:
-                faults.add(name, _unknown_field(name, self._known))
+                keeps = self._rules.keep is not None
+                faults.add(name, _unknown_field(name, self._known, keeps=keeps))
 
     def _check_unique(self, request_id: object, faults: RequestFaults) -> None:
         """Ids are compared as text: 5 and "5" would name the same random stream."""
@@ -233,7 +234,7 @@ class _Reader:
     def _metadata(self, values: Mapping[str, object]) -> object:
         """The line's metadata with the kept fields beside its own."""
         given = values.get("metadata")
-        kept = {name: values[name] for name in self._rules.keep if name in values}
+        kept = {name: values[name] for name in self._rules.keep or () if name in values}
         if not kept:
             return given
         if given is not None and not isinstance(given, dict):
@@ -269,15 +270,16 @@ def _checked_messages(value: object) -> list[Mapping[str, str]]:
     return value
 
 
-def _unknown_field(name: str, known: Iterable[str]) -> BrokenField:
+def _unknown_field(name: str, known: Iterable[str], *, keeps: bool) -> BrokenField:
     if name in OTHER_TOOLS_FIELDS:
         remedy = f"use {OTHER_TOOLS_FIELDS[name]}"
     else:
         close = nearest(name, sorted(known))
-        remedy = f"did you mean {close}?" if close else f"remove it, or give --keep {name}"
+        other = f"remove it, or give --keep {name}" if keeps else "remove it"
+        remedy = f"did you mean {close}?" if close else other
     return BrokenField(
         f"{spelled(name)} is not a field of a request",
-        rule="unknown fields are refused, unless --keep names them",
+        rule="unknown fields are refused" + (", unless --keep names them" if keeps else ""),
         remedy=remedy,
         kind="unknown_field",
     )

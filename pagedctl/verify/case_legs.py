@@ -32,11 +32,13 @@ CUT_TOKENS = 32
 class Subject:
     """What legs are made of: the requests, what they give alone, and the engine's options.
 
-    ``config`` has every derived value filled in; a block of the pool takes ``block_bytes``.
+    ``config`` has every derived value filled in; a block of the pool takes ``block_bytes``, and
+    tokens are drawn from ``vocab_size``.
     """
 
     config: EngineConfig
     block_bytes: int
+    vocab_size: int
     maker: RequestMaker
     requests: tuple[Request, ...]
     reference: Reference

@@ -110,6 +110,7 @@ class _Run:
         self._subject = Subject(
             config=proof.engine.config,
             block_bytes=block_bytes(proof.engine.spec, proof.engine.config),
+            vocab_size=proof.engine.spec.output_vocab_size,
             maker=proof.maker,
             requests=proof.requests,
             reference=Reference(self._engines),

@@ -19,7 +19,7 @@ class InvarianceResult:
     """Every case, the planted faults, how often ``fast`` differs, and the selection points.
 
     ``still_needed`` are the other commands whose records the contract takes and that nobody has
-    earned. ``is_whole``: no case was left out that applies. ``fast`` is None where it could not
+    earned. ``is_whole``: no option left a case out. ``fast`` is None where it could not
     run, ``located`` where nothing differs or nobody looked.
     """
 
@@ -66,9 +66,14 @@ class InvarianceResult:
             for one in self.faults
             if not one.caught
         ]
-        if not any(one.runs for one in self.cases if not one.is_reference):
-            told.append("nothing was compared: no chosen case applies here")
-        return tuple(told)
+        return (*told, *self.idle)
+
+    @property
+    def idle(self) -> tuple[str, ...]:
+        """That no chosen case applies, in one sentence, or nothing."""
+        if any(one.runs or one.lacks for one in self.cases if not one.is_reference):
+            return ()
+        return ("nothing was compared: no chosen case applies here",)
 
     @property
     def verdict(self) -> Verdict:
@@ -81,7 +86,7 @@ class InvarianceResult:
             return Verdict(holds=False, text=text)
         if self.lacks():
             return Verdict(holds=None, text=f"NO VERDICT under {self.contract}")
-        if not self.is_whole:
+        if not self.is_whole or any(one.standing == "open" for one in self.points):
             cases = ", ".join(self.proved)
             return Verdict(holds=True, text=f"equal under {self.contract} in {cases}")
         needed = " and ".join(self.still_needed)

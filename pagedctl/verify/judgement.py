@@ -15,7 +15,7 @@ from pagedctl.verify.reference import Reference
 
 UNMET = {
     "chunk_splits": "no prompt was split; give longer prompts",
-    "preemptions": "no request was preempted; give a larger --max-tokens or more --requests",
+    "preemptions": "no request was preempted; give more --max-tokens, --requests or longer prompts",
     "prefix_hit_tokens": "no prefix was found; give a larger --kv-cache-memory-bytes",
     "overshoots": "no row was computed behind a stop; give a larger --max-tokens",
 }

@@ -25,8 +25,8 @@ def junit_xml(result: InvarianceResult, *, repeat: str | None) -> bytes:
     for one in result.cases:
         _add(suite, one.name, one.wall_s, *_standing(one, result, repeat))
     missed = [one for one in result.faults if not one.caught]
-    told = "\n".join(f"{one.name}: {one.sentence()}" for one in missed)
-    _add(suite, POWER, 0.0, "error" if missed else None, told)
+    told = [*(f"{one.name}: {one.sentence()}" for one in missed), *result.idle]
+    _add(suite, POWER, 0.0, "error" if told else None, "\n".join(told))
     for attribute, tag in (("failures", "failure"), ("errors", "error"), ("skipped", "skipped")):
         suite.set(attribute, str(len(suite.findall(f"testcase/{tag}"))))
     suite.set("tests", str(len(suite)))

@@ -1,4 +1,4 @@
-"""What a proof has to span before it may earn a record. No torch.
+"""What a proof has to span before it may earn a record.
 
 A record grants its contract to every batch, length and order of events on its machine, and holds
 none of the options that a run is narrowed by. So a run that was narrowed by one earns none.

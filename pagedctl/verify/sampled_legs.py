@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 from pagedctl.engine.request import Request
 from pagedctl.verify.case_legs import CUT_TOKENS, Subject, plain
 from pagedctl.verify.legs import Leg, Probe
 
-SAMPLINGS: tuple[Mapping[str, object], ...] = (
+SAMPLINGS: tuple[Mapping[str, Any], ...] = (
     {"temperature": 0.7, "top_p": 0.9},
     {"temperature": 1.3, "top_k": 12},
     {"temperature": 1.0, "min_p": 0.05, "top_logprobs": 2},
@@ -38,6 +39,8 @@ def sampled_requests(subject: Subject) -> list[Request]:
         sampling = dict(SAMPLINGS[place % len(SAMPLINGS)])
         if processed:
             sampling.pop("prompt_logprobs", None)
+        if "top_logprobs" in sampling:
+            sampling["top_logprobs"] = min(sampling["top_logprobs"], subject.vocab_size)
         ids = subject.maker.prompt(random)
         params = subject.maker.params(place, max_tokens=tokens, **sampling)
         found.append(Request(id=f"sampled {place}", prompt_token_ids=ids, params=params))

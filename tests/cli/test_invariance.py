@@ -207,10 +207,31 @@ def test_a_pool_for_few_rows_gives_no_verdict(invariance: Invariance) -> None:
 
 
 @pytest.mark.usefixtures("little_power")
-def test_the_reference_alone_proves_nothing(invariance: Invariance) -> None:
-    done = invariance(*SMALL, "--cases", "alone,graphs")
+def test_the_reference_alone_proves_nothing(invariance: Invariance, tmp_path: Path) -> None:
+    done = invariance(*SMALL, "--cases", "alone,graphs", "--junit", "out.xml")
     assert done.code == 2
-    assert "no verdict: nothing was compared: no chosen case applies here" in done.out
+    told = "nothing was compared: no chosen case applies here"
+    assert f"no verdict: {told}" in done.out
+    (error,) = ElementTree.parse(tmp_path / "out.xml").getroot().iter("error")
+    assert told in str(error.text)
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("--max-num-seqs", "64"), "max_num_seqs 64 leaves out batches of 65 rows"),
+        (("--debug-force-preemption-interval", "9"), "preemptions are forced in every run"),
+        ((), "no sequence has more than 65 tokens, and attention splits its keys by 256"),
+    ],
+)
+def test_a_run_that_options_narrow_earns_no_record(
+    invariance: Invariance, tmp_path: Path, words: tuple[str, ...], why: str
+) -> None:
+    """The record would grant what was not looked at: none of these options is a key of it."""
+    done = invariance(*SMALL, "--record", *words)
+    assert (done.code, done.out) == (2, "")
+    assert f"error: this run earns no record: {why}" in done.err.splitlines()
+    assert not (tmp_path / "home" / "records").exists()
 
 
 @pytest.mark.parametrize(
@@ -247,6 +268,7 @@ def test_what_cannot_be_proved_is_refused(
         (("--record", "--no-prefix-cache"), "error: --record does not go with --no-prefix-cache"),
         (("--record", "-"), "error: --record cannot go to stdout"),
         (("--junit", "-"), "error: --junit cannot go to stdout"),
+        (("--prompts", "-"), "error: --prompts cannot come from stdin"),
         (("--junit", "old.xml"), "error: old.xml exists"),
         (("--record", "old.xml"), "error: old.xml exists"),
         (("--junit", "a", "--json", "./a"), "error: a would be written twice"),
@@ -292,13 +314,16 @@ def test_prompts_of_a_file_keep_their_ids(invariance: Invariance, tmp_path: Path
     [
         ("", "error: prompts.jsonl has no requests"),
         ('{"prompt_token_ids": [999999]}\n', "error: prompt_token_ids[0] is 999999"),
+        ('{"prompt_token_ids": [5], "answer": 7}\n', "remedy: remove it"),
+        (None, "rule: the input is a readable file"),
         (json.dumps({"prompt_token_ids": [5] * 2045}), "error: the prompt has 2045 tokens"),
     ],
 )
 def test_prompts_that_cannot_be_served_are_refused(
-    invariance: Invariance, tmp_path: Path, text: str, first: str
+    invariance: Invariance, tmp_path: Path, text: str | None, first: str
 ) -> None:
-    (tmp_path / "prompts.jsonl").write_text(text)
+    if text is not None:
+        (tmp_path / "prompts.jsonl").write_text(text)
     done = invariance(*SMALL, "--prompts", "prompts.jsonl")
     assert (done.code, done.out) == (2, "")
     assert any(line.startswith(first) for line in done.err.splitlines()), done.err
@@ -320,7 +345,7 @@ def test_a_record_of_a_real_run_grants_the_contract(cli: Cli, tmp_path: Path) ->
     (info / "entry_points.txt").write_text("[pagedctl.plugins]\nacme = acme_leaf:plugin\n")
     (site / "acme_leaf.py").write_text(PLUGIN)
     environ = {"PYTHONPATH": python_path(site)}
-    config = tiny_model("llama").write_config(tmp_path / "tiny")
+    config = tiny_model("llama", max_position_embeddings=256).write_config(tmp_path / "tiny")
     model = ("--model", config, "--random-weights", "3", "--kv-cache-memory-bytes", "8MiB")
     contract = ("--numerics", "invariant")
     (tmp_path / "in.jsonl").write_text('{"prompt_token_ids": [5, 6], "max_tokens": 2}\n')

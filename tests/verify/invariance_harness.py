@@ -17,11 +17,14 @@ from pagedctl.verify.legs import Engines
 from pagedctl.verify.reference import Reference
 from tests.reference.tiny_models import tiny_model
 
+SIZES = ("vocab_size", "max_position_embeddings")
+
 
 def tiny_config(folder: Path, family: str = "qwen3", **options: Any) -> EngineConfig:
-    """A tiny model of *family* with a pool for all rows of a proof."""
+    """A tiny model of *family* with a pool for all rows of a proof; SIZES are the model's."""
+    sizes = {name: options.pop(name) for name in SIZES if name in options}
     chosen = {"dtype": "float32", "random_weights": 3, "kv_cache_memory_bytes": 8 << 20, **options}
-    return EngineConfig(model=tiny_model(family).write_config(folder), **chosen)
+    return EngineConfig(model=tiny_model(family, **sizes).write_config(folder), **chosen)
 
 
 @contextmanager
@@ -56,6 +59,7 @@ def subject(
             Subject(
                 config=asked.engine.config,
                 block_bytes=block_bytes(asked.engine.spec, asked.engine.config),
+                vocab_size=asked.engine.spec.output_vocab_size,
                 maker=asked.maker,
                 requests=asked.requests,
                 reference=Reference(engines),

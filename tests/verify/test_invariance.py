@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -111,3 +112,19 @@ def test_a_contract_without_bits_has_nothing_to_prove() -> None:
     with pytest.raises(NumericsRefused, match="fast promises no bits"):
         require_promise(EngineConfig(numerics="fast"))
     require_promise(EngineConfig(numerics="rl-bitwise"))
+
+
+def test_a_vocabulary_of_two_tokens_is_proved(tmp_path: Path) -> None:
+    found = prove(tmp_path, cases=("sampled",), vocab_size=2, **SMALL)
+    assert found.verdict.holds is True, found.lacks()
+
+
+def test_a_model_without_room_for_a_prefix_is_not_said_to_be_invariant(tmp_path: Path) -> None:
+    """Nothing varies the prefix there, and nothing pins it."""
+    found = prove(tmp_path, max_position_embeddings=40, **SMALL)
+    point = next(one for one in found.points if one.name == "prefix-reuse boundary")
+    assert (point.standing, found.verdict.holds) == ("open", True)
+    whole = replace(found, is_whole=True)
+    assert whole.verdict.text.startswith("equal under invariant in packed, repeat, chunks, ")
+    closed = tuple(replace(one, standing="pinned") for one in found.points)
+    assert replace(whole, points=closed).verdict.text == "BATCH-INVARIANT under invariant"

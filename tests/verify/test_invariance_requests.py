@@ -17,6 +17,7 @@ from pagedctl.models.tokenizer_files import find_tokenizer_files
 from pagedctl.rollout.word_problems import stream
 from pagedctl.verify.invariance_requests import (
     LONG_LENGTHS,
+    MixedPrompts,
     RandomPrompts,
     RequestMaker,
     WordProblemPrompts,
@@ -110,6 +111,15 @@ def test_given_prompts_keep_their_ids_and_the_long_ones_are_all_refused() -> Non
         "option prompts, request q0",
         "option prompts, request q1",
     ]
+
+
+def test_a_mixture_draws_from_both_sources_and_keeps_lengths() -> None:
+    mixed = MixedPrompts(RandomPrompts(10), RandomPrompts(10_000))
+    prompts = [mixed.draw(Random(place), 8) for place in range(40)]
+    small = sum(max(one) < 10 for one in prompts)
+    assert 10 <= small <= 30
+    assert {len(one) for one in prompts} == {8}
+    assert mixed.draw(Random(1), 8) == prompts[1]
 
 
 def test_the_embedded_model_is_asked_word_problems() -> None:

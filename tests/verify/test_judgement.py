@@ -76,7 +76,7 @@ def test_one_ulp_at_one_position_of_one_request_is_a_no(tmp_path: Path) -> None:
         (
             "pools",
             {},
-            "no request was preempted; give a larger --max-tokens or more --requests",
+            "no request was preempted; give more --max-tokens, --requests or longer prompts",
         ),
         ("prefix", {}, "no prefix was found; give a larger --kv-cache-memory-bytes"),
         ("chunks", {"chunk_splits": 1}, None),
@@ -156,3 +156,13 @@ def test_rows_of_a_case_are_the_middle_and_the_most() -> None:
     found = CaseResult(name="packed", rows={1: 2, 7: 2, 65: 1})
     assert (found.rows_p50, found.rows_max) == (7, 65)
     assert (CaseResult(name="packed").rows_p50, CaseResult(name="packed").rows_max) == (0, 0)
+
+
+def test_a_case_without_a_run_proves_nothing(tmp_path: Path) -> None:
+    with subject(tmp_path, requests=3) as (made, _):
+        none = judged(made, "rescore", [])
+        empty = Leg(name="leg", probes=())
+        unasked = judged(made, "rescore", [(empty, traced(made, empty, 9))])
+    for found in (none, unasked):
+        assert found.holds is None
+        assert found.lacks == ("nothing was compared; give a larger --max-tokens",)

@@ -50,6 +50,7 @@ def subject_of(engine: Engine) -> Subject:
     return Subject(
         config=config,
         block_bytes=block_bytes(engine.spec, config),
+        vocab_size=engine.spec.output_vocab_size,
         maker=maker,
         requests=maker.requests(REQUESTS),
         reference=Reference(Engines(engine)),
