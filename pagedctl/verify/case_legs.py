@@ -22,6 +22,9 @@ MOST_ROWS = ROWS[-1]
 ENOUGH_ROWS = 48
 """Differences in real engines began at about 44 resident rows."""
 
+CROWD_ROWS, CROWD_LEAST, CROWD_TOKENS = 256, 129, 12
+"""The largest batch: its rows, so many that at least have to be resident, and their outputs."""
+
 REPEATS = 5
 FEW = 8
 CUT_TOKENS = 32
@@ -82,14 +85,14 @@ def plain(requests: Iterable[Request]) -> tuple[Probe, ...]:
     return tuple(map(Probe.plain, requests))
 
 
-def cut(request: Request) -> Probe:
-    """The request for its first tokens alone."""
+def cut(request: Request, most: int = CUT_TOKENS) -> Probe:
+    """The request for its first *most* tokens alone."""
     tokens = request.params.max_tokens
     assert tokens is not None
-    if tokens <= CUT_TOKENS:
+    if tokens <= most:
         return Probe.plain(request)
-    params = replace(request.params, max_tokens=CUT_TOKENS)
-    return Probe(request=replace(request, params=params), of=request, end=CUT_TOKENS)
+    params = replace(request.params, max_tokens=most)
+    return Probe(request=replace(request, params=params), of=request, end=most)
 
 
 def packed_leg(subject: Subject, name: str, rows: int, **options: object) -> Leg:
@@ -108,10 +111,13 @@ def packed_leg(subject: Subject, name: str, rows: int, **options: object) -> Leg
 
 
 def packed_legs(subject: Subject) -> Iterator[Leg]:
-    """Every number of rows that the configuration allows, at lag 0 and 1 in turn; then stops."""
+    """Every number of rows that the configuration allows, at lag 0 and 1 in turn; then a crowd
+    beyond them, and stops."""
     for place, rows in enumerate(ROWS):
         if rows <= subject.config.max_num_seqs:
             yield packed_leg(subject, f"{rows} rows", rows, lag=place % 2)
+    if subject.config.max_num_seqs > MOST_ROWS:
+        yield _crowd_leg(subject)
     if subject.config.max_num_seqs > 1 and subject.maker.max_tokens > 2:
         yield _stopped_leg(subject)
 
@@ -199,6 +205,20 @@ def preemption_legs(subject: Subject) -> Iterator[Leg]:
             arrivals=subject.arrivals,
             needs=("preemptions",) if abs(interval) == 1 else (),
         )
+
+
+def _crowd_leg(subject: Subject) -> Leg:
+    """As many rows as the configuration allows, up to a point; short, so that all are resident."""
+    name, rows = "crowd", subject.rows(CROWD_ROWS)
+    probes = [cut(one, CROWD_TOKENS) for one in subject.short(name, 2 * FEW)]
+    number = rows + FEW - len(probes)
+    return Leg(
+        name=name,
+        probes=tuple(probes),
+        fillers=tuple(subject.maker.fillers(name, number, max_tokens=CROWD_TOKENS)),
+        options={"max_num_seqs": rows, "lag": 1},
+        rows=min(rows, CROWD_LEAST),
+    )
 
 
 def _stopped_leg(subject: Subject) -> Leg:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from pagedctl.config.engine_config import EngineConfig
 from pagedctl.engine.request import Request
 from pagedctl.models.spec import ModelSpec
-from pagedctl.verify.case_legs import MOST_ROWS
+from pagedctl.verify.case_legs import CROWD_LEAST
 from pagedctl_kernels.house import SPLIT_TOKENS
 
 
@@ -19,10 +19,10 @@ def too_narrow(
     config: EngineConfig, spec: ModelSpec, requests: Sequence[Request]
 ) -> Iterator[tuple[str, str]]:
     """What a proof of *requests* would leave out that a record grants: (what, remedy)."""
-    if config.max_num_seqs < MOST_ROWS:
+    if config.max_num_seqs < CROWD_LEAST:
         yield (
-            f"max_num_seqs {config.max_num_seqs} leaves out batches of {MOST_ROWS} rows",
-            f"give --max-num-seqs {MOST_ROWS} or more",
+            f"max_num_seqs {config.max_num_seqs} leaves out batches of {CROWD_LEAST} rows",
+            f"give --max-num-seqs {CROWD_LEAST} or more",
         )
     if config.debug_force_preemption_interval is not None:
         yield (

@@ -150,6 +150,17 @@ def moved_when_many_rows_are_resident(monkeypatch: pytest.MonkeyPatch, least: in
 
 
 @pytest.mark.usefixtures("little_power")
+def test_one_ulp_from_100_rows_on_is_found_in_the_crowd(
+    invariance: Invariance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reached = moved_when_many_rows_are_resident(monkeypatch, 100)
+    done = invariance(*SMALL, "--cases", "packed", "--no-bisect")
+    assert done.code == 1, done.err
+    assert max(reached) >= 129
+    assert "crowd" in done.out
+
+
+@pytest.mark.usefixtures("little_power")
 def test_one_ulp_from_44_rows_on_is_found_in_a_repeated_batch(
     invariance: Invariance, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -219,7 +230,7 @@ def test_the_reference_alone_proves_nothing(invariance: Invariance, tmp_path: Pa
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (("--max-num-seqs", "64"), "max_num_seqs 64 leaves out batches of 65 rows"),
+        (("--max-num-seqs", "64"), "max_num_seqs 64 leaves out batches of 129 rows"),
         (("--debug-force-preemption-interval", "9"), "preemptions are forced in every run"),
         ((), "no sequence has more than 65 tokens, and attention splits its keys by 256"),
     ],

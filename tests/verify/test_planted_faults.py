@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from pagedctl.verify.invariance import request_maker
 from pagedctl.verify.planted_faults import PlantedFault, planted_faults
+from pagedctl.verify.power_check import try_fault
 from pagedctl_kernels.catalogue import house_registry
 from pagedctl_kernels.leaf import BATCH_INVARIANT, DETERMINISTIC, Capability, LeafSpec, Requirement
 from pagedctl_kernels.machine import Machine
@@ -73,6 +75,17 @@ def test_a_planted_fault_shows_in_a_model_of_two_columns(
     with engine_over(model, tmp_path, dtype=dtype, registry=fault.registry) as engine:
         found = alone_against_packed(engine, requests(48, 5), probes=6)
     assert found.other_ids + found.other_logprobs > 0
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", FAULTS)
+def test_most_requests_of_the_power_run_show_a_fault(tmp_path: Path, name: str, dtype: str) -> None:
+    """On the embedded model, which is sure of its word problems; in a run of a few tokens."""
+    with engine_over(None, tmp_path, dtype=dtype) as engine:
+        found = try_fault(FAULTS[name], engine.config, request_maker(engine, max_tokens=4))
+    assert found.measured is not None
+    assert found.measured.requests_differing > found.measured.requests // 2
+    assert (found.measured.requests_differing_in_tokens > 0) == (name == SAMPLE)
 
 
 def bound_leaves(folder: Path, fault: PlantedFault) -> dict[str, set[str]]:
