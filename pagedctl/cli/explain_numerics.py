@@ -78,7 +78,7 @@ def _renderables(found: Explanation) -> Iterator[RenderableType]:
         return
     yield Text("")
     yield _site_table(found.sites())
-    choices = [one for one in found.sites() if len(one.plan.candidates) > 1]
+    choices = [one for one in found.sites() if len(one.standings()) > 1]
     if choices:
         yield Text("")
         yield _candidate_table(choices)

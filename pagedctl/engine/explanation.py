@@ -37,8 +37,13 @@ class ExplainedSite:
     tried_columns: int | None
 
     def standings(self) -> tuple[tuple[str, str], ...]:
-        """Each leaf of the op with ``chosen``, ``eligible`` or ``refused: REASONS``."""
-        return tuple((one.leaf.name, self._standing(one)) for one in self.plan.candidates)
+        """Each leaf of the op with ``chosen``, ``eligible`` or ``refused: REASONS``.
+
+        Leaves of another kind of device than the chosen one's are no choice here.
+        """
+        kind = self.plan.leaf.capability.kind
+        here = [one for one in self.plan.candidates if one.leaf.capability.kind == kind]
+        return tuple((one.leaf.name, self._standing(one)) for one in here)
 
     def _standing(self, candidate: Candidate) -> str:
         if candidate.leaf == self.plan.leaf:

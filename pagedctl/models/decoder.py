@@ -12,8 +12,9 @@ x = norm(x + h)                                   the head reads the rows that a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -31,6 +32,7 @@ from pagedctl.models.spec import ModelSpec
 from pagedctl_kernels.ops.interfaces import AttentionMetadata
 
 LayerCache = tuple[torch.Tensor, torch.Tensor]
+AttentionWorks = Mapping[int | None, Any]
 
 MLP_ROWS = 128
 """Rows whose wide activations a CPU holds in its cache while they are needed."""
@@ -89,15 +91,24 @@ class Decoder:
             self.final_norm.copy_(weights[FINAL_NORM])
             self.plans.head.run.refresh(self.head, self._head_rows(weights), None)
 
-    def forward(self, batch: DecoderBatch, caches: Sequence[LayerCache]) -> torch.Tensor:
+    def attention_works(self, metadata: AttentionMetadata) -> AttentionWorks:
+        """What the attention of a step does, by window: made on the host, used by every layer."""
+        plans = self.plans.attention
+        return {window: bound.run.prepare(metadata) for window, bound in plans.items()}
+
+    def forward(
+        self,
+        batch: DecoderBatch,
+        caches: Sequence[LayerCache],
+        works: AttentionWorks | None = None,
+    ) -> torch.Tensor:
         """Hidden states D[T, H] after the last norm; writes the batch's keys and values.
 
         ``caches`` holds each layer's (k, v), D[num_blocks, kv_heads, block_size, head_dim].
+        ``works`` are those of the batch's metadata, made here if not given.
         """
         plans = self.plans
-        works = {
-            window: bound.run.prepare(batch.metadata) for window, bound in plans.attention.items()
-        }
+        works = self.attention_works(batch.metadata) if works is None else works
         x = plans.embedding.run(batch.token_ids, self.embedding)
         residual: torch.Tensor | None = None
         for layer, cache, window in zip(self.layers, caches, self.spec.windows, strict=True):
