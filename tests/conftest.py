@@ -1,4 +1,5 @@
-"""Shared fixtures: the command line as a subprocess, and the gpu and smollm2 markers."""
+"""Shared fixtures: the command line as a subprocess, the gpu and smollm2 markers, and the Triton
+interpreter where there is no GPU."""
 
 from __future__ import annotations
 
@@ -16,6 +17,10 @@ if os.environ.get("PYTEST_XDIST_WORKER"):
     # Two workers with two threads each on two cores wait for each other in spinning barriers.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+
+if not any(Path(node).exists() for node in ("/dev/nvidiactl", "/dev/nvidia0")):
+    # Triton reads it when a kernel is declared, so it is set before any test module is imported.
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 SMOLLM2 = "PAGEDCTL_TEST_SMOLLM2"
 """Names the folder of a SmolLM2-135M-Instruct snapshot."""
@@ -57,7 +62,8 @@ def smollm2() -> Path:
 @pytest.fixture
 def clean_environ(tmp_path: Path) -> dict[str, str]:
     """This process's environment without variables of ours, with a home of its own."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("PAGEDCTL_")}
+    ours = ("PAGEDCTL_", "TRITON_INTERPRET")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
     return {**kept, "PAGEDCTL_HOME": str(tmp_path / "home"), "NO_COLOR": "1"}
 
 

@@ -145,6 +145,7 @@ TORCH_FREE = [
     "pagedctl.engine.stop_texts",
     "pagedctl.engine.verification",
     "pagedctl.engine.watermark",
+    "pagedctl.bench.kernels.shapes",
     "pagedctl.rollout.word_problems",
     "pagedctl.verify.case_result",
     "pagedctl.verify.comparison",
@@ -164,6 +165,7 @@ TORCH_FREE = [
     "pagedctl_kernels.registry",
     "pagedctl_kernels.plan",
     "pagedctl_kernels.house",
+    "pagedctl_kernels.builds",
     "pagedctl_kernels.catalogue",
 ]
 
@@ -178,6 +180,29 @@ def loaded_after(statement: str) -> set[str]:
 
 def test_torch_free_modules_load_nothing_heavy() -> None:
     statement = "\n".join(f"import {name}" for name in TORCH_FREE)
+    assert loaded_after(statement) == set()
+
+
+MEASURES_TRITON = ("pagedctl_kernels.compile_report", "pagedctl.bench.kernels.report")
+
+
+def test_triton_is_imported_by_modules_of_that_name() -> None:
+    """Behind a leaf's entry, so that a machine without it serves what needs none."""
+    found = {
+        name
+        for name, path in modules()
+        if any(within(one, "triton") for one in imports(path))
+        and not name.rpartition(".")[2].startswith("triton_")
+    }
+    assert found == set(MEASURES_TRITON)
+
+
+def test_specs_and_builds_load_nothing_heavy() -> None:
+    statement = (
+        "from pagedctl_kernels.builds import house_builds\n"
+        "from pagedctl_kernels.catalogue import house_registry\n"
+        "house_registry()\nassert house_builds()"
+    )
     assert loaded_after(statement) == set()
 
 

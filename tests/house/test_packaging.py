@@ -40,6 +40,7 @@ def test_one_wheel_holds_both_packages_and_their_data(wheel_names: set[str]) -> 
         "pagedctl_kernels/registry.py",
         "pagedctl_kernels/py.typed",
         "pagedctl_kernels/ops/gemm/spec.py",
+        "pagedctl_kernels/tile_tables/sm_90.json",
         "pagedctl/models/embedded/model.safetensors",
         "pagedctl/models/embedded/tokenizer.json",
         "pagedctl/models/embedded/config.json",
