@@ -21,18 +21,23 @@ SPLIT_TOKENS = 256
 TILE_KEYS = 64
 """Keys per attention tile; a split holds four."""
 
+GROUP_VALUES = 8
+"""Neighbours that a GPU's sum of squares adds first: those that one thread holds."""
+
 CPU_ROW_BLOCK = 16
 """Rows of every matrix product on the CPU: the one block shape that a BLAS ever sees."""
 
 LOGPROB_BLOCK = 32768
 """Default width of a sum-exp block, in vocabulary columns."""
 
+SUMEXP_CHUNK = 8192
+"""Columns of a sum-exp block that one program of a GPU sums."""
+
 _CPU_PRODUCT = (
     ("library", "{library}"),
     ("isa", "{isa}"),
     ("threads", "{threads}"),
 )
-_COMPILER = (("compiler", "{library}"),)
 _CPU_TRANSCENDENTAL = (("transcendental", "exp and log of {library}, {isa}"),)
 
 
@@ -102,6 +107,25 @@ GEMM_HOPPER = _template(
     ("bias", "added to the fp32 sum"),
     ("output", "rounded once to {y_dtype}"),
 )
+_FMA_CHAIN = (
+    ("inputs", "{x_dtype} widened to float32"),
+    ("chain", "k = 0..{k} ascending in steps of 32, zero-padded; one float32 accumulator, fma"),
+    ("segments", "1"),
+)
+GEMM_HOPPER_FLOAT32 = _template(
+    "gemm",
+    HOPPER,
+    *_FMA_CHAIN,
+    ("bias", "added to the float32 sum"),
+    ("output", "rounded once to {y_dtype}"),
+)
+GEMM_HOPPER_LIBRARY = _template(
+    "gemm",
+    HOPPER,
+    ("inputs", "{x_dtype}"),
+    ("chain", "cuBLAS's, over K = {k}, which follows the batch"),
+    ("output", "{y_dtype}"),
+)
 
 HEAD_CPU = _template(
     "head",
@@ -152,6 +176,23 @@ HEAD_HOPPER = _template(
     ("output", "float32, never rounded to the model's dtype"),
     ("head_dtype", "{head_dtype}"),
 )
+HEAD_HOPPER_FLOAT32 = _template(
+    "head",
+    HOPPER,
+    *_FMA_CHAIN,
+    ("output", "float32, never rounded to the model's dtype"),
+    ("head_dtype", "{head_dtype}"),
+)
+HEAD_HOPPER_LIBRARY = _template(
+    "head",
+    HOPPER,
+    ("inputs", "{x_dtype}"),
+    ("chain", "cuBLAS's, over K = {k}, which follows the batch"),
+    ("output", "float32, never rounded to the model's dtype"),
+    ("head_dtype", "{head_dtype}"),
+)
+
+_GROUPED_TREE = f"halving trees over {GROUP_VALUES} neighbours of {{}} squares, then over the sums"
 
 _NORM_TERMS = (
     ("residual", "sum rounded to {x_dtype} before the norm reads it"),
@@ -171,9 +212,8 @@ RMS_NORM_HOPPER = _template(
     "rms_norm",
     HOPPER,
     ("internal", "float32"),
-    ("sum", "one program a row, block next power of two of {width}, 4 warps"),
+    ("sum", _GROUPED_TREE.format("{width}")),
     *_NORM_TERMS,
-    *_COMPILER,
 )
 
 _ROPE_TERMS = (
@@ -194,10 +234,9 @@ QK_ROPE_HOPPER = _template(
     "qk_norm_rope_write",
     HOPPER,
     ("internal", "{internal}"),
-    ("sum", "one program a row, block next power of two of {head_dim}, 1 warp"),
+    ("sum", _GROUPED_TREE.format("{head_dim}")),
     ("norm_cast", "{norm_cast} the weight"),
     *_ROPE_TERMS,
-    *_COMPILER,
 )
 
 _ATTENTION_TERMS = (
@@ -224,8 +263,12 @@ ATTENTION_HOPPER = _template(
     "attention",
     HOPPER,
     ("internal", "float32"),
-    ("products", "tensor-core chains over head_dim {head_dim} and over the 64 keys of a tile"),
+    (
+        "products",
+        "chains over head_dim {head_dim} and the 64 keys of a tile: tensor cores, fma in float32",
+    ),
     ("row_sum", "dot of the rounded probabilities with ones"),
+    ("accumulation", "products of a tile are added to the rescaled sum and accumulator"),
     *_ATTENTION_TERMS,
     ("transcendental", "ex2.approx.ftz"),
 )
@@ -251,9 +294,8 @@ BLOCK_SUMEXP_HOPPER = _template(
     "block_sumexp",
     HOPPER,
     ("block", "{block_size} columns, missing columns add exact zeros"),
-    ("sum", "4096-column chunks left to right, one program a block, 8 warps, float32"),
+    ("sum", f"halving tree over chunks of {SUMEXP_CHUNK} columns, then left to right, float32"),
     ("transcendental", "ex2.approx of fl(x * log2 e)"),
-    *_COMPILER,
 )
 
 _LOGPROB_TERMS = (
@@ -320,5 +362,9 @@ OTHER_ORDERS: tuple[OrderTemplate, ...] = (
     HEAD_CPU_PACKED,
     HEAD_CPU_PER_ROW,
     HEAD_CPU_LIBRARY,
+    GEMM_HOPPER_FLOAT32,
+    GEMM_HOPPER_LIBRARY,
+    HEAD_HOPPER_FLOAT32,
+    HEAD_HOPPER_LIBRARY,
 )
-"""Orders of leaves beside the house's: the stand-in for an unfit library, and ``fast``."""
+"""Orders of leaves beside the house's: for other operands, for an unfit library, and ``fast``."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from pagedctl_kernels.house import EMBEDDING_CPU
+from pagedctl_kernels.house import EMBEDDING_CPU, EMBEDDING_HOPPER
 from pagedctl_kernels.leaf import (
     BATCH_INVARIANT,
+    CUDA_GRAPH,
     DETERMINISTIC,
     Capability,
     LeafSpec,
@@ -22,4 +23,14 @@ REFERENCE = LeafSpec(
     features=frozenset({BATCH_INVARIANT, DETERMINISTIC}),
 )
 
-LEAVES: tuple[LeafSpec, ...] = (REFERENCE,)
+TRITON = LeafSpec(
+    name="triton.embedding",
+    op="embedding",
+    entry="pagedctl_kernels.ops.embedding.triton_leaf:build",
+    formats=formats("w", dtypes=("float32", "bfloat16", "float16")),
+    capability=Capability(kind="cuda", minimum=(9, 0), maximum=(9, 0)),
+    order=EMBEDDING_HOPPER,
+    features=frozenset({BATCH_INVARIANT, DETERMINISTIC, CUDA_GRAPH}),
+)
+
+LEAVES: tuple[LeafSpec, ...] = (REFERENCE, TRITON)

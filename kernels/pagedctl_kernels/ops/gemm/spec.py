@@ -1,4 +1,4 @@
-"""The leaves of gemm: packed products, row blocks, their stand-in, and the library's own call."""
+"""The leaves of gemm: tensor cores; packed products, row blocks, their stand-in, the library."""
 
 from __future__ import annotations
 
@@ -8,9 +8,13 @@ from pagedctl_kernels.house import (
     GEMM_CPU_LIBRARY,
     GEMM_CPU_PACKED,
     GEMM_CPU_PER_ROW,
+    GEMM_HOPPER,
+    GEMM_HOPPER_FLOAT32,
+    GEMM_HOPPER_LIBRARY,
 )
 from pagedctl_kernels.leaf import (
     BATCH_INVARIANT,
+    CUDA_GRAPH,
     DETERMINISTIC,
     Capability,
     LeafSpec,
@@ -79,4 +83,46 @@ LIBRARY = LeafSpec(
     priority=20,
 )
 
-LEAVES: tuple[LeafSpec, ...] = (NATIVE_PACKED, PACKED, ROW_BLOCKS, PER_ROW, LIBRARY)
+TENSOR_CORES = LeafSpec(
+    name="triton.gemm",
+    op="gemm",
+    entry="pagedctl_kernels.ops.gemm.triton_leaf:build",
+    formats=formats("x", "w", "y", dtypes=("bfloat16", "float16")),
+    capability=Capability(kind="cuda", minimum=(9, 0), maximum=(9, 0)),
+    order=GEMM_HOPPER,
+    features=frozenset({BATCH_INVARIANT, DETERMINISTIC, CUDA_GRAPH}),
+    priority=20,
+)
+
+FLOAT32 = LeafSpec(
+    name="triton.gemm_ieee",
+    op="gemm",
+    entry="pagedctl_kernels.ops.gemm.triton_ieee_leaf:build",
+    formats=formats("x", "w", "y", dtypes=("float32",)),
+    capability=Capability(kind="cuda", minimum=(9, 0), maximum=(9, 0)),
+    order=GEMM_HOPPER_FLOAT32,
+    features=frozenset({BATCH_INVARIANT, DETERMINISTIC, CUDA_GRAPH}),
+    priority=10,
+)
+
+CUBLAS = LeafSpec(
+    name="cublas.gemm",
+    op="gemm",
+    entry="pagedctl_kernels.ops.gemm.cublas_leaf:build",
+    formats=formats("x", "w", "y", dtypes=("float32", "bfloat16", "float16")),
+    capability=Capability(kind="cuda", minimum=(9, 0), maximum=(9, 0)),
+    order=GEMM_HOPPER_LIBRARY,
+    features=frozenset({DETERMINISTIC, CUDA_GRAPH}),
+    priority=15,
+)
+
+LEAVES: tuple[LeafSpec, ...] = (
+    NATIVE_PACKED,
+    PACKED,
+    ROW_BLOCKS,
+    PER_ROW,
+    LIBRARY,
+    TENSOR_CORES,
+    FLOAT32,
+    CUBLAS,
+)

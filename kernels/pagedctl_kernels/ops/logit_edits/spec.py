@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
-from pagedctl_kernels.house import LOGIT_EDITS_CPU
-from pagedctl_kernels.leaf import BATCH_INVARIANT, DETERMINISTIC, Capability, LeafSpec, formats
+from pagedctl_kernels.house import LOGIT_EDITS_CPU, LOGIT_EDITS_HOPPER
+from pagedctl_kernels.leaf import (
+    BATCH_INVARIANT,
+    CUDA_GRAPH,
+    DETERMINISTIC,
+    Capability,
+    LeafSpec,
+    formats,
+)
 
 REFERENCE = LeafSpec(
     name="torch.logit_edits",
@@ -15,4 +22,14 @@ REFERENCE = LeafSpec(
     features=frozenset({BATCH_INVARIANT, DETERMINISTIC}),
 )
 
-LEAVES: tuple[LeafSpec, ...] = (REFERENCE,)
+TRITON = LeafSpec(
+    name="triton.logit_edits",
+    op="logit_edits",
+    entry="pagedctl_kernels.ops.logit_edits.triton_leaf:build",
+    formats=formats("x", dtypes=("float32",)),
+    capability=Capability(kind="cuda", minimum=(9, 0), maximum=(9, 0)),
+    order=LOGIT_EDITS_HOPPER,
+    features=frozenset({BATCH_INVARIANT, DETERMINISTIC, CUDA_GRAPH}),
+)
+
+LEAVES: tuple[LeafSpec, ...] = (REFERENCE, TRITON)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from pagedctl_kernels.house import LOGPROB_CPU
+from pagedctl_kernels.house import LOGPROB_CPU, LOGPROB_HOPPER
 from pagedctl_kernels.leaf import (
     BATCH_INVARIANT,
+    CUDA_GRAPH,
     DETERMINISTIC,
     Capability,
     LeafSpec,
@@ -28,4 +29,19 @@ REFERENCE = LeafSpec(
     features=frozenset({BATCH_INVARIANT, DETERMINISTIC}),
 )
 
-LEAVES: tuple[LeafSpec, ...] = (REFERENCE,)
+TRITON = LeafSpec(
+    name="triton.logprob",
+    op="logprob",
+    entry="pagedctl_kernels.ops.logprob.triton_leaf:build",
+    formats=formats("x", dtypes=("float32",)),
+    capability=Capability(kind="cuda", minimum=(9, 0), maximum=(9, 0)),
+    order=LOGPROB_HOPPER,
+    limits=(
+        Limit(fact="form", allowed=LOGPROB_FORMS),
+        Limit(fact="temperature_form", allowed=TEMPERATURE_FORMS),
+        Limit(fact="block_size", minimum=1),
+    ),
+    features=frozenset({BATCH_INVARIANT, DETERMINISTIC, CUDA_GRAPH}),
+)
+
+LEAVES: tuple[LeafSpec, ...] = (REFERENCE, TRITON)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from pagedctl_kernels.house import QK_ROPE_CPU
+from pagedctl_kernels.house import QK_ROPE_CPU, QK_ROPE_HOPPER
 from pagedctl_kernels.leaf import (
     BATCH_INVARIANT,
+    CUDA_GRAPH,
     DETERMINISTIC,
     Capability,
     LeafSpec,
@@ -28,4 +29,18 @@ REFERENCE = LeafSpec(
     features=frozenset({BATCH_INVARIANT, DETERMINISTIC}),
 )
 
-LEAVES: tuple[LeafSpec, ...] = (REFERENCE,)
+TRITON = LeafSpec(
+    name="triton.qk_norm_rope_write",
+    op="qk_norm_rope_write",
+    entry="pagedctl_kernels.ops.qk_norm_rope_write.triton_leaf:build",
+    formats=cache_formats(dtypes=("float32", "bfloat16", "float16")),
+    capability=Capability(kind="cuda", minimum=(9, 0), maximum=(9, 0)),
+    order=QK_ROPE_HOPPER,
+    limits=(
+        Limit(fact="head_dim", minimum=2, maximum=1024),
+        *REFERENCE.limits,
+    ),
+    features=frozenset({BATCH_INVARIANT, DETERMINISTIC, CUDA_GRAPH}),
+)
+
+LEAVES: tuple[LeafSpec, ...] = (REFERENCE, TRITON)

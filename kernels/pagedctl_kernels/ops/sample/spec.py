@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from pagedctl_kernels.house import SAMPLE_CPU
+from pagedctl_kernels.house import SAMPLE_CPU, SAMPLE_HOPPER
 from pagedctl_kernels.leaf import (
     BATCH_INVARIANT,
+    CUDA_GRAPH,
     DETERMINISTIC,
     Capability,
     LeafSpec,
@@ -24,4 +25,15 @@ REFERENCE = LeafSpec(
     features=frozenset({BATCH_INVARIANT, DETERMINISTIC}),
 )
 
-LEAVES: tuple[LeafSpec, ...] = (REFERENCE,)
+TRITON = LeafSpec(
+    name="triton.sample",
+    op="sample",
+    entry="pagedctl_kernels.ops.sample.triton_leaf:build",
+    formats=formats("x", dtypes=("float32",)),
+    capability=Capability(kind="cuda", minimum=(9, 0), maximum=(9, 0)),
+    order=SAMPLE_HOPPER,
+    limits=(Limit(fact="temperature_form", allowed=TEMPERATURE_FORMS),),
+    features=frozenset({BATCH_INVARIANT, DETERMINISTIC, CUDA_GRAPH}),
+)
+
+LEAVES: tuple[LeafSpec, ...] = (REFERENCE, TRITON)

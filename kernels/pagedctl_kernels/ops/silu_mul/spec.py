@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from pagedctl_kernels.house import SILU_MUL_CPU
+from pagedctl_kernels.house import SILU_MUL_CPU, SILU_MUL_HOPPER
 from pagedctl_kernels.leaf import (
     BATCH_INVARIANT,
+    CUDA_GRAPH,
     DETERMINISTIC,
     Capability,
     LeafSpec,
@@ -22,4 +23,14 @@ REFERENCE = LeafSpec(
     features=frozenset({BATCH_INVARIANT, DETERMINISTIC}),
 )
 
-LEAVES: tuple[LeafSpec, ...] = (REFERENCE,)
+TRITON = LeafSpec(
+    name="triton.silu_mul",
+    op="silu_mul",
+    entry="pagedctl_kernels.ops.silu_mul.triton_leaf:build",
+    formats=formats("x", dtypes=("float32", "bfloat16", "float16")),
+    capability=Capability(kind="cuda", minimum=(9, 0), maximum=(9, 0)),
+    order=SILU_MUL_HOPPER,
+    features=frozenset({BATCH_INVARIANT, DETERMINISTIC, CUDA_GRAPH}),
+)
+
+LEAVES: tuple[LeafSpec, ...] = (REFERENCE, TRITON)
