@@ -5,5 +5,5 @@
 * ``run``: serve a workload several times.
 * ``timing``, ``metrics``: from the times of steps to latencies, medians and spreads.
 
-Nothing here imports torch.
+Nothing here imports torch, except ``kernels``: the times of single kernels on a GPU.
 """

@@ -12,7 +12,7 @@ x = norm(x + h)                                   the head reads the rows that a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,10 +29,11 @@ from pagedctl.models.decoder_weights import (
 )
 from pagedctl.models.rope_table import YarnDevices, rope_table
 from pagedctl.models.spec import ModelSpec
-from pagedctl_kernels.ops.interfaces import AttentionMetadata
+from pagedctl_kernels.ops.interfaces import AttentionMetadata, PreparedLinear
 
 LayerCache = tuple[torch.Tensor, torch.Tensor]
 AttentionWorks = Mapping[int | None, Any]
+GatedLinear = Callable[[torch.Tensor, PreparedLinear], torch.Tensor]
 
 MLP_ROWS = 128
 """Rows whose wide activations a CPU holds in its cache while they are needed."""
@@ -109,6 +110,7 @@ class Decoder:
         """
         plans = self.plans
         works = self.attention_works(batch.metadata) if works is None else works
+        gated = gated_linear(plans)
         x = plans.embedding.run(batch.token_ids, self.embedding)
         residual: torch.Tensor | None = None
         for layer, cache, window in zip(self.layers, caches, self.spec.windows, strict=True):
@@ -117,7 +119,7 @@ class Decoder:
             x = plans.attention[window].run(q, *cache, works[window])
             x = plans.o_proj.run(x.flatten(1), layer.o_proj)
             x, residual = plans.norm.run(x, layer.post_attention_norm, residual)
-            x = self._mlp(layer, x)
+            x = self._mlp(layer, x, gated)
         hidden: torch.Tensor = plans.norm.run(x, self.final_norm, residual)[0]
         return hidden
 
@@ -126,14 +128,11 @@ class Decoder:
         logits: torch.Tensor = self.plans.head.run(hidden, self.head)
         return logits
 
-    def _mlp(self, layer: LayerWeights, x: torch.Tensor) -> torch.Tensor:
+    def _mlp(self, layer: LayerWeights, x: torch.Tensor, gated: GatedLinear) -> torch.Tensor:
         """x D[T, H] -> D[T, H]; row by row, so cutting the rows changes no bits."""
-        plans = self.plans
+        down_proj = self.plans.down_proj.run
         done = [
-            plans.down_proj.run(
-                plans.silu_mul.run(plans.gate_up_proj.run(rows, layer.gate_up_proj)),
-                layer.down_proj,
-            )
+            down_proj(gated(rows, layer.gate_up_proj), layer.down_proj)
             for rows in torch.split(x, self.mlp_rows if x.device.type == "cpu" else len(x))
         ]
         return done[0] if len(done) == 1 else torch.cat(done)
@@ -170,3 +169,12 @@ class Decoder:
                 frequency=str(facts["yarn_frequency_device"]),
             ),
         )
+
+
+def gated_linear(plans: DecoderPlans) -> GatedLinear:
+    """gate_up_proj and silu_mul in one call: fused where their leaves fit, with the same bits."""
+    fused_with = getattr(plans.gate_up_proj.run, "fused_with", None)
+    fused: GatedLinear | None = fused_with(plans.silu_mul.run) if fused_with else None
+    if fused is not None:
+        return fused
+    return lambda x, prepared: plans.silu_mul.run(plans.gate_up_proj.run(x, prepared))
