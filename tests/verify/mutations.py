@@ -226,8 +226,8 @@ def rounded_as_a_decode(original: Any, reached: Reached) -> Any:
 def second_part_moved(original: Any, reached: Reached) -> Any:
     """Rows behind the first MLP_ROWS of a step end in other bits."""
 
-    def mlp(self: Decoder, layer: Any, x: torch.Tensor) -> torch.Tensor:
-        y: torch.Tensor = original(self, layer, x)
+    def mlp(self: Decoder, layer: Any, x: torch.Tensor, gated: Any) -> torch.Tensor:
+        y: torch.Tensor = original(self, layer, x, gated)
         if len(x) <= self.mlp_rows:
             return y
         reached.count += 1

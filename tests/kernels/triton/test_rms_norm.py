@@ -198,9 +198,9 @@ MUTANTS = {
 }
 
 
-def has_stated_bits(dtype: str) -> bool:
+def has_stated_bits(dtype: str, rows: int = 24) -> bool:
     width = 96 if DEVICE == "cpu" else 4096
-    x, weight, residual = operands(24, width, dtype)
+    x, weight, residual = operands(rows, width, dtype)
     y, _ = kernel_leaf(width, dtype, "after")(x, weight, residual)
     want, _ = stated_result(x, weight, residual, "after")
     return bool(torch.equal(bits(y), bits(want)))
@@ -222,8 +222,9 @@ def test_a_mutant_is_caught(what: str, workshop: Workshop) -> None:
 
 @pytest.mark.gpu
 def test_contraction_is_caught(workshop: Workshop) -> None:
+    """In a few rows only: a sum of thousands of squares hides most roundings of its parts."""
     control = workshop.launch_with(enable_fp_fusion=False)
-    assert has_stated_bits("float32")
+    assert has_stated_bits("float32", rows=2000)
     contracted = workshop.launch_with(enable_fp_fusion=True)
-    assert not has_stated_bits("float32")
+    assert not has_stated_bits("float32", rows=2000)
     assert control.count == contracted.count == 1
