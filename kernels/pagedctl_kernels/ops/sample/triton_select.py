@@ -33,7 +33,7 @@ _MARGIN = tl.constexpr(0.6)
 
 @triton.jit
 def histogram_floor(counts, peaks, top, k, p, vocab, capacity):
-    """A key that every token of the kept prefix reaches, or NOTHING if it would be too many.
+    """A key that every token of the kept prefix reaches, or NOTHING if too many tokens reach it.
 
     counts int32[chunks, CLASSES], peaks int32[chunks], top the largest peak. It is checked later:
     a bad bound costs time and changes no set.
@@ -62,8 +62,8 @@ def histogram_floor(counts, peaks, top, k, p, vocab, capacity):
     reach = (high + 1).to(tl.float32) * _UNITS_PER_CLASS
     slack = (tl.abs(value_of(top)) + reach) * (2.0**-20)
     floor = tl.maximum(key_of(value_of(top) - reach - slack), LOWEST_KEY)
-    floor = tl.where((high < _STEPS) & (certain <= capacity), floor, NOTHING)
-    return tl.where(finite <= capacity, LOWEST_KEY, floor)
+    everything = tl.where(finite <= capacity, LOWEST_KEY, NOTHING)
+    return tl.where((high < _STEPS) & (certain <= capacity), floor, everything)
 
 
 @triton.jit
