@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from pagedctl_kernels.ops.silu_mul.triton_kernel import gated
 from pagedctl_kernels.ops.tile_table import Tile
 from pagedctl_kernels.ops.triton_linear_kernel import await_inputs, fetch_rows, overlaps
 
@@ -115,10 +116,6 @@ def gated_tile(
         gate += tl.load(bias + column, mask=exists, other=0.0).to(tl.float32)[None, :]
         up += tl.load(bias + width + column, mask=exists, other=0.0).to(tl.float32)[None, :]
     dtype = y.dtype.element_ty
-    rounded = gate.to(dtype).to(tl.float32)
-    activated = tl.div_rn(rounded, 1.0 + tl.exp(-rounded))
-    if ROUND_ACTIVATION:
-        activated = activated.to(dtype).to(tl.float32)
-    values = activated * up.to(dtype).to(tl.float32)
+    values = gated(gate.to(dtype), up.to(dtype), ROUND_ACTIVATION)
     place = y + row.to(tl.int64)[:, None] * width + column[None, :]
-    tl.store(place, values.to(dtype), mask=(row[:, None] < rows) & exists[None, :])
+    tl.store(place, values, mask=(row[:, None] < rows) & exists[None, :])

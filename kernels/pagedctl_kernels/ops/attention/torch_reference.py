@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 
 from pagedctl_kernels.house import SPLIT_TOKENS, TILE_KEYS
 from pagedctl_kernels.leaf import CallSite
 from pagedctl_kernels.machine import Machine
+from pagedctl_kernels.ops.attention.attention_site import AttentionSite
 from pagedctl_kernels.ops.attention.tiles import (
     State,
     merge,
@@ -19,7 +18,6 @@ from pagedctl_kernels.ops.attention.tiles import (
 from pagedctl_kernels.ops.attention.units import (
     AttentionWork,
     Chunk,
-    Geometry,
     Part,
     build_work,
     read_batch,
@@ -29,9 +27,6 @@ from pagedctl_kernels.ops.linear import require_threads
 from pagedctl_kernels.ops.product_check import check_tile_products
 from pagedctl_kernels.ops.torch_checks import (
     dtype_fact,
-    expect,
-    int_fact,
-    operand_dtype,
     require_ieee,
 )
 from pagedctl_kernels.plan import LeafUnfit
@@ -40,26 +35,15 @@ KEY_BYTES_AT_ONCE = 16 * 2**20
 """Gathered keys of one part: what stays in a core's cache, and bounds memory."""
 
 
-class TorchAttention:
+class TorchAttention(AttentionSite):
     """Batch-invariant; decode, prefill and any chunking give a row the same bits.
 
     Raises LeafUnfit if this machine's library does not keep the bits of tile products.
     """
 
     def __init__(self, site: CallSite, machine: Machine) -> None:
-        window = site.facts["window"]
-        self.head_dim = int_fact(site, "head_dim")
-        self.geometry = Geometry(
-            q_heads=int_fact(site, "q_heads"),
-            kv_heads=int_fact(site, "kv_heads"),
-            block_size=int_fact(site, "block_size"),
-            window=None if window is None else int_fact(site, "window"),
-        )
-        self.dtype = operand_dtype(site, "x")
-        self.kv_dtype = operand_dtype(site, "kv")
+        super().__init__(site)
         self.internal = dtype_fact(site, "internal")
-        self.p_dtype = dtype_fact(site, "softmax_p_dtype")
-        self.scale = math.log2(math.e) / math.sqrt(self.head_dim)
         split_bytes = SPLIT_TOKENS * self.head_dim * self.internal.itemsize
         self.max_items = max(KEY_BYTES_AT_ONCE // split_bytes, 1)
         require_threads(site, machine)
@@ -88,7 +72,7 @@ class TorchAttention:
         past the metadata's last query give zeros. Order: ``split_states`` of each unit and
         split, then ``merge`` left to right.
         """
-        self._check(q, k_cache, v_cache, work)
+        self.check(q, k_cache, v_cache, queries=work.num_tokens, block_range=work.block_range)
         queries = _with_padding_row(q, self.internal)
         run_width = self.geometry.run * self.head_dim
         keys, values = k_cache.view(-1, run_width), v_cache.view(-1, run_width)
@@ -128,31 +112,6 @@ class TorchAttention:
             torch.empty(shape, dtype=self.internal),
             torch.empty((*shape, self.head_dim), dtype=self.internal),
         )
-
-    def _check(
-        self,
-        q: torch.Tensor,
-        k_cache: torch.Tensor,
-        v_cache: torch.Tensor,
-        work: AttentionWork,
-    ) -> None:
-        geometry = self.geometry
-        expect("attention: q", q, self.dtype, ("T", geometry.q_heads, self.head_dim))
-        blocks = ("num_blocks", geometry.kv_heads, geometry.block_size, self.head_dim)
-        for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
-            expect(f"attention: {name}", cache, self.kv_dtype, blocks)
-            if not cache.is_contiguous():
-                raise ValueError(f"attention: {name} must be contiguous")
-        if q.shape[0] < work.num_tokens:
-            raise ValueError(
-                f"attention: q has {q.shape[0]} rows, the metadata {work.num_tokens} queries"
-            )
-        lowest, highest = work.block_range
-        if lowest < 0 or highest >= min(k_cache.shape[0], v_cache.shape[0]):
-            raise ValueError(
-                f"attention: block tables name blocks {lowest}..{highest}, the caches hold "
-                f"{k_cache.shape[0]} and {v_cache.shape[0]}"
-            )
 
 
 def merge_units(states: State, chunk: Chunk) -> State:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 
 from pagedctl_kernels.house import SPLIT_TOKENS
 from pagedctl_kernels.leaf import CallSite
 from pagedctl_kernels.machine import Machine
+from pagedctl_kernels.ops.attention.attention_site import AttentionSite
 from pagedctl_kernels.ops.attention.device_tiles import TILE_ROWS, Policy
 from pagedctl_kernels.ops.attention.device_work import Capacity, DeviceWork, WorkBuilder
 from pagedctl_kernels.ops.attention.triton_launch import attend, plan_launch
-from pagedctl_kernels.ops.attention.units import Geometry
 from pagedctl_kernels.ops.interfaces import AttentionMetadata
-from pagedctl_kernels.ops.torch_checks import dtype_fact, expect, int_fact, operand_dtype
+from pagedctl_kernels.ops.triton_rows import expect_contiguous, expect_device
 from pagedctl_kernels.plan import LeafUnfit
 
 PROGRAMS = (528, 264, 66)
@@ -24,34 +22,25 @@ ITEM_COST = 0.02
 """What an item takes beside its keys, in splits: its list entry, its queries, its first loads."""
 
 
-class TritonAttention:
+class TritonAttention(AttentionSite):
     """Batch-invariant; decode, prefill, groups and any packing give a row the same bits.
 
     Raises LeafUnfit if a kv head has more query heads than the tallest tile has rows.
     """
 
     def __init__(self, site: CallSite, machine: Machine) -> None:
-        window = site.facts["window"]
-        self.head_dim = int_fact(site, "head_dim")
-        self.geometry = Geometry(
-            q_heads=int_fact(site, "q_heads"),
-            kv_heads=int_fact(site, "kv_heads"),
-            block_size=int_fact(site, "block_size"),
-            window=None if window is None else int_fact(site, "window"),
-        )
+        super().__init__(site)
         group = self.geometry.group
         if group > TILE_ROWS[-1]:
             raise LeafUnfit(f"{group} query heads per kv head, a tile has {TILE_ROWS[-1]} rows")
-        self.dtype = operand_dtype(site, "x")
-        self.kv_dtype = operand_dtype(site, "kv")
         self.launch = plan_launch(
             q_heads=self.geometry.q_heads,
             kv_heads=self.geometry.kv_heads,
             head_dim=self.head_dim,
             block_size=self.geometry.block_size,
             window=self.geometry.window,
-            scale=math.log2(math.e) / math.sqrt(self.head_dim),
-            p_dtype=dtype_fact(site, "softmax_p_dtype"),
+            scale=self.scale,
+            p_dtype=self.p_dtype,
         )
         state_bytes = 2 * group * (self.head_dim + 2) * torch.float32.itemsize
         split_bytes = 2 * SPLIT_TOKENS * self.head_dim * self.kv_dtype.itemsize
@@ -89,37 +78,14 @@ class TritonAttention:
         Caches [num_blocks, Hkv, block_size, Dh] in the site's kv dtype, contiguous. Rows of q
         past the metadata's last query give zeros.
         """
-        self._check(q, k_cache, v_cache, work)
+        self.check(q, k_cache, v_cache, queries=work.rows, block_range=work.block_range)
+        expect_contiguous("attention: q", q)
+        for name, tensor in (("q", q), ("k_cache", k_cache), ("v_cache", v_cache)):
+            expect_device(f"attention: {name}", tensor, work.buffer.device)
         out = torch.empty_like(q) if q.shape[0] == work.rows else torch.zeros_like(q)
         if work.rows:
             attend(q, k_cache, v_cache, out, work, self.launch)
         return out
-
-    def _check(
-        self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, work: DeviceWork
-    ) -> None:
-        geometry = self.geometry
-        expect("attention: q", q, self.dtype, ("T", geometry.q_heads, self.head_dim))
-        blocks = ("num_blocks", geometry.kv_heads, geometry.block_size, self.head_dim)
-        for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
-            expect(f"attention: {name}", cache, self.kv_dtype, blocks)
-        for name, tensor in (("q", q), ("k_cache", k_cache), ("v_cache", v_cache)):
-            if not tensor.is_contiguous():
-                raise ValueError(f"attention: {name} must be contiguous")
-            if tensor.device != work.buffer.device:
-                raise ValueError(
-                    f"attention: {name} is on {tensor.device}, the work on {work.buffer.device}"
-                )
-        if q.shape[0] < work.rows:
-            raise ValueError(
-                f"attention: q has {q.shape[0]} rows, the metadata {work.rows} queries"
-            )
-        lowest, highest = work.block_range
-        if lowest < 0 or highest >= min(k_cache.shape[0], v_cache.shape[0]):
-            raise ValueError(
-                f"attention: block tables name blocks {lowest}..{highest}, the caches hold "
-                f"{k_cache.shape[0]} and {v_cache.shape[0]}"
-            )
 
 
 def build(site: CallSite, machine: Machine) -> TritonAttention:

@@ -11,7 +11,7 @@ def _stretches(vocab_size: int, width: int, dtype: str) -> Build:
         kernel="pagedctl_kernels.ops.embedding.triton_kernel:embedding_stretch",
         label=f"{vocab_size} rows {width} wide, {dtype}",
         signature={"token_ids": "*i64:16", "weight": f"*{dtype}:16", "y": f"*{dtype}:16"},
-        constants={"VOCAB_SIZE": vocab_size, **programs.constants(width), "EARLY": False},
+        constants={"VOCAB_SIZE": vocab_size, **programs.constants(width)},
         options={"num_warps": programs.WARPS, "enable_fp_fusion": False},
         registers=32,
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 
 @triton.jit
@@ -16,7 +15,6 @@ def embedding_stretch(
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
     STRETCHES: tl.constexpr,
-    EARLY: tl.constexpr,
 ):
     """token_ids int64[T], weight D[VOCAB_SIZE, WIDTH] -> y D[T, WIDTH], all contiguous.
 
@@ -26,11 +24,7 @@ def embedding_stretch(
     row = (program // STRETCHES).to(tl.int64)
     columns = (program % STRETCHES) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < WIDTH
-    if EARLY:
-        gdc_wait()
     token = tl.load(token_ids + row)
     readable = tl.where((token >= 0) & (token < VOCAB_SIZE), WIDTH, 0)
     values = tl.load(weight + token * WIDTH + columns, mask=columns < readable, other=float("nan"))
-    if EARLY:
-        gdc_launch_dependents()
     tl.store(y + row * WIDTH + columns, values, mask=inside)

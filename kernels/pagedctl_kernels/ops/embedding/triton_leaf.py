@@ -18,7 +18,6 @@ class TritonEmbedding:
         self.width = int_fact(site, "width")
         self.dtype = operand_dtype(site, "w")
         self.constants = programs.constants(self.width)
-        self.early = False
 
     def __call__(self, token_ids: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """token_ids int64[T], weight D[V, H] -> D[T, H]. A copy: no arithmetic.
@@ -37,8 +36,6 @@ class TritonEmbedding:
                 VOCAB_SIZE=self.vocab_size,
                 **self.constants,
                 num_warps=programs.WARPS,
-                EARLY=self.early,
-                launch_pdl=self.early,
                 enable_fp_fusion=False,
             )
         return y

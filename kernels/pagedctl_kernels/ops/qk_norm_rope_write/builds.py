@@ -33,7 +33,6 @@ def _heads(
             "BLOCK_SIZE": 16,
             "QK_NORM": qk_norm,
             "CAST_BEFORE": True,
-            "EARLY": False,
         },
         options={"num_warps": WARPS, "enable_fp_fusion": False},
         registers=registers,

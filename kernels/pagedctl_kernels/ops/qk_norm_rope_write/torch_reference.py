@@ -6,32 +6,11 @@ import torch
 
 from pagedctl_kernels.leaf import CallSite
 from pagedctl_kernels.machine import Machine
+from pagedctl_kernels.ops.qk_norm_rope_write.heads_site import HeadsSite
 from pagedctl_kernels.ops.root_mean_square import rms_normalise
-from pagedctl_kernels.ops.torch_checks import (
-    dtype_fact,
-    expect,
-    float_fact,
-    int_fact,
-    operand_dtype,
-)
 
 
-class TorchQkNormRopeWrite:
-    def __init__(self, site: CallSite) -> None:
-        self.q_heads = int_fact(site, "q_heads")
-        self.kv_heads = int_fact(site, "kv_heads")
-        self.head_dim = int_fact(site, "head_dim")
-        self.rotary_dim = int_fact(site, "rotary_dim")
-        self.block_size = int_fact(site, "block_size")
-        self.qk_norm = bool(site.facts["qk_norm"])
-        self.eps = float_fact(site, "eps")
-        self.norm_cast = str(site.facts["norm_cast"])
-        self.dtype = operand_dtype(site, "x")
-        self.kv_dtype = operand_dtype(site, "kv")
-        self.internal = dtype_fact(site, "internal")
-        if self.rotary_dim > self.head_dim:
-            raise ValueError(f"rotary_dim {self.rotary_dim} is above head_dim {self.head_dim}")
-
+class TorchQkNormRopeWrite(HeadsSite):
     def __call__(
         self,
         qkv: torch.Tensor,
@@ -48,7 +27,16 @@ class TorchQkNormRopeWrite:
         Order: per head, ``rms_normalise`` over head_dim rounded to D (with QK-norm), then for
         each half-split pair two products and one sum in A, rounded once to D.
         """
-        self._check(qkv, q_weight, k_weight, cos_sin, positions, slot_mapping, k_cache, v_cache)
+        self.check(
+            qkv,
+            q_weight=q_weight,
+            k_weight=k_weight,
+            cos_sin=cos_sin,
+            positions=positions,
+            slot_mapping=slot_mapping,
+            k_cache=k_cache,
+            v_cache=v_cache,
+        )
         heads = qkv.reshape(qkv.shape[0], self.q_heads + 2 * self.kv_heads, self.head_dim)
         qk, v = torch.split(heads, [self.q_heads + self.kv_heads, self.kv_heads], dim=1)
         if q_weight is not None and k_weight is not None:
@@ -61,33 +49,6 @@ class TorchQkNormRopeWrite:
 
     def _normed(self, heads: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return rms_normalise(heads, weight, eps=self.eps, norm_cast=self.norm_cast)
-
-    def _check(
-        self,
-        qkv: torch.Tensor,
-        q_weight: torch.Tensor | None,
-        k_weight: torch.Tensor | None,
-        cos_sin: torch.Tensor,
-        positions: torch.Tensor,
-        slot_mapping: torch.Tensor,
-        k_cache: torch.Tensor,
-        v_cache: torch.Tensor,
-    ) -> None:
-        what = "qk_norm_rope_write"
-        width = (self.q_heads + 2 * self.kv_heads) * self.head_dim
-        expect(f"{what}: qkv", qkv, self.dtype, ("T", width))
-        for name, weight in (("q_weight", q_weight), ("k_weight", k_weight)):
-            if (weight is not None) != self.qk_norm:
-                declared = "declares QK-norm" if self.qk_norm else "declares no QK-norm"
-                raise ValueError(f"{what}: this call site {declared}, see {name}")
-            if weight is not None:
-                expect(f"{what}: {name}", weight, self.dtype, (self.head_dim,))
-        expect(f"{what}: cos_sin", cos_sin, self.internal, ("P", self.rotary_dim))
-        expect(f"{what}: positions", positions, torch.int64, (qkv.shape[0],))
-        expect(f"{what}: slot_mapping", slot_mapping, torch.int64, (qkv.shape[0],))
-        blocks = ("num_blocks", self.kv_heads, self.block_size, self.head_dim)
-        expect(f"{what}: k_cache", k_cache, self.kv_dtype, blocks)
-        expect(f"{what}: v_cache", v_cache, self.kv_dtype, blocks)
 
 
 def rotate(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

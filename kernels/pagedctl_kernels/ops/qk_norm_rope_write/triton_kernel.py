@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from pagedctl_kernels.ops.triton_halving_tree import (
     group_sums,
@@ -41,7 +40,6 @@ def qk_norm_rope_write_heads(
     HALF_BLOCK: tl.constexpr,
     REST_BLOCK: tl.constexpr,
     HALF_GROUPS: tl.constexpr,
-    EARLY: tl.constexpr,
 ):
     """qkv D[T, (Hq + 2 Hkv) Dh] -> q D[T, Hq, Dh], and k and v to slots of the caches.
 
@@ -58,9 +56,6 @@ def qk_norm_rope_write_heads(
     token = (program // TILES).to(tl.int64)
     tile = program % TILES
     line = qkv + token * qkv_stride
-    if EARLY:
-        gdc_wait()
-        gdc_launch_dependents()
     slot = tl.load(slot_mapping + token)
     position = tl.load(positions + token)
     angle_count = tl.where((position >= 0) & (position < table_rows), ROTARY_DIM // 2, 0)

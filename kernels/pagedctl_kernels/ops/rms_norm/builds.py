@@ -17,7 +17,6 @@ def _rows(width: int, dtype: str, registers: int, *, residual: bool = True) -> B
             "BLOCK": programs.block(width),
             "HAS_RESIDUAL": residual,
             "CAST_BEFORE": True,
-            "EARLY": False,
         },
         options={"num_warps": programs.warps(width), "enable_fp_fusion": False},
         registers=registers,

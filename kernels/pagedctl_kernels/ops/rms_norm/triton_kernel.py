@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from pagedctl_kernels.ops.triton_halving_tree import grouped_tree_sum
 from pagedctl_kernels.ops.triton_root_mean_square import normalised, reciprocal_root
@@ -24,7 +23,6 @@ def rms_norm_row(
     BLOCK: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
     CAST_BEFORE: tl.constexpr,
-    EARLY: tl.constexpr,
 ):
     """x and residual D[T, WIDTH], weight D[WIDTH] -> y and stream D[T, WIDTH], contiguous.
 
@@ -34,16 +32,12 @@ def rms_norm_row(
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     inside = columns < WIDTH
-    if EARLY:
-        gdc_wait()
     h = tl.load(x + row * x_stride + columns, mask=inside, other=0.0)
     w = tl.load(weight + columns, mask=inside, other=0.0)
     if HAS_RESIDUAL:
         r = tl.load(residual + row * residual_stride + columns, mask=inside, other=0.0)
         h = (h.to(tl.float32) + r.to(tl.float32)).to(h.dtype)
         tl.store(stream + row * WIDTH + columns, h, mask=inside)
-    if EARLY:
-        gdc_launch_dependents()
     wide = h.to(tl.float32)
     sums = grouped_tree_sum(tl.reshape(wide * wide, (1, BLOCK)), 1, BLOCK)
     rstd = reciprocal_root(tl.sum(sums, axis=0), eps, WIDTH)

@@ -20,7 +20,6 @@ class TritonRmsNorm:
         self.cast_before = site.facts["norm_cast"] == "before"
         self.block = programs.block(self.width)
         self.warps = programs.warps(self.width)
-        self.early = False
 
     def __call__(
         self, x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor | None
@@ -47,8 +46,6 @@ class TritonRmsNorm:
                 HAS_RESIDUAL=residual is not None,
                 CAST_BEFORE=self.cast_before,
                 num_warps=self.warps,
-                EARLY=self.early,
-                launch_pdl=self.early,
                 enable_fp_fusion=False,
             )
         return y, stream

@@ -14,7 +14,6 @@ def _stretches(width: int, dtype: str, registers: int) -> Build:
         constants={
             **programs.constants(width),
             "ROUND_ACTIVATION": dtype != "fp32",
-            "EARLY": False,
         },
         options={"num_warps": programs.WARPS, "enable_fp_fusion": False},
         registers=registers,

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+
+@triton.jit
+def gated(gate, up, ROUND_ACTIVATION: tl.constexpr):
+    """silu(gate) * up of values in D, rounded once to D; the activation too if ROUND_ACTIVATION."""
+    wide = gate.to(tl.float32)
+    activated = tl.div_rn(wide, 1.0 + tl.exp(-wide))
+    if ROUND_ACTIVATION:
+        activated = activated.to(up.dtype).to(tl.float32)
+    return (activated * up.to(tl.float32)).to(up.dtype)
 
 
 @triton.jit
@@ -16,7 +25,6 @@ def silu_mul_stretch(
     BLOCK: tl.constexpr,
     STRETCHES: tl.constexpr,
     ROUND_ACTIVATION: tl.constexpr,
-    EARLY: tl.constexpr,
 ):
     """gate_up D[T, 2 WIDTH], gate first -> y D[T, WIDTH], contiguous.
 
@@ -27,13 +35,6 @@ def silu_mul_stretch(
     columns = (program % STRETCHES) * BLOCK + tl.arange(0, BLOCK)
     inside = columns < WIDTH
     line = gate_up + row * stride
-    if EARLY:
-        gdc_wait()
-    gate = tl.load(line + columns, mask=inside, other=0.0).to(tl.float32)
+    gate = tl.load(line + columns, mask=inside, other=0.0)
     up = tl.load(line + WIDTH + columns, mask=inside, other=0.0)
-    if EARLY:
-        gdc_launch_dependents()
-    activated = tl.div_rn(gate, 1.0 + tl.exp(-gate))
-    if ROUND_ACTIVATION:
-        activated = activated.to(up.dtype).to(tl.float32)
-    tl.store(y + row * WIDTH + columns, (activated * up.to(tl.float32)).to(up.dtype), mask=inside)
+    tl.store(y + row * WIDTH + columns, gated(gate, up, ROUND_ACTIVATION), mask=inside)

@@ -18,7 +18,6 @@ class TritonSiluMul:
         self.dtype = operand_dtype(site, "x")
         self.round_activation = dtype_fact(site, "activation_rounding") != torch.float32
         self.constants = programs.constants(self.width)
-        self.early = False
 
     def __call__(self, gate_up: torch.Tensor) -> torch.Tensor:
         """gate_up D[T, 2 I], gate first -> D[T, I]. Rows of gate_up may lie at any distance."""
@@ -33,8 +32,6 @@ class TritonSiluMul:
                 **self.constants,
                 ROUND_ACTIVATION=self.round_activation,
                 num_warps=programs.WARPS,
-                EARLY=self.early,
-                launch_pdl=self.early,
                 enable_fp_fusion=False,
             )
         return y
