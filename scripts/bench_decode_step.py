@@ -13,15 +13,16 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median
 
 import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
 
+from pagedctl.bench.kernels.ceilings import Ceilings, measure_ceilings
+from pagedctl.bench.kernels.replay import Launch, replayed
 from pagedctl.engine.sampler import Sampler
 from pagedctl.models.binding import bind_plans
 from pagedctl.models.builtin import BUILTIN
@@ -36,8 +37,6 @@ from pagedctl_kernels.machine import this_machine
 from pagedctl_kernels.ops.interfaces import AttentionMetadata, SamplingRows
 
 BLOCK_SIZE = 16
-LAUNCHES = 10
-TRIALS = 5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,13 +65,13 @@ def main() -> None:
     if args.layers:
         config["num_hidden_layers"] = args.layers
     bench = StepBench(spec_from_config(config, dtype="bfloat16"), args.numerics)
-    read_gb_s = read_bandwidth()
+    ceilings = measure_ceilings()
     lines = [
-        bench.measure(rows, context, read_gb_s, shared=args.shared, top_p=args.top_p)
+        bench.measure(rows, context, ceilings, shared=args.shared, top_p=args.top_p)
         for rows in args.rows
         for context in args.context
     ]
-    Console(width=110).print(table(lines, args.model, read_gb_s))
+    Console(width=110).print(table(lines, args.model, ceilings))
 
 
 class StepBench:
@@ -98,11 +97,12 @@ class StepBench:
         self.sampler = Sampler(self.decoder, "scaled")
         print(f"loaded in {time.perf_counter() - started:.1f} s: {self.plans.leaves()}")
 
+    @torch.inference_mode()
     def measure(
-        self, rows: int, context: int, read_gb_s: float, *, shared: int, top_p: float
+        self, rows: int, context: int, ceilings: Ceilings, *, shared: int, top_p: float
     ) -> Measured:
         """The step of *rows* sequences that have *context* keys each, this step's included."""
-        batch, caches, num_blocks = self._batch(rows, context, shared)
+        batch, caches, live_keys = self._batch(rows, context, shared)
         works = self.decoder.attention_works(batch.metadata)
         sampling = _sampling(rows, context, top_p)
 
@@ -110,18 +110,17 @@ class StepBench:
             hidden = self.decoder.forward(batch, caches, works)
             self.sampler.sample(self.decoder.logits(hidden), sampling)
 
-        times = timed(step)
-        kv_bytes = num_blocks * BLOCK_SIZE * self._token_bytes()
-        read_bytes = self.weight_bytes + kv_bytes
+        found = replayed({"step": [step], "cuBLAS": [self._cublas_stack(rows)]})
+        read_bytes = self.weight_bytes + live_keys * self._token_bytes()
         if not self.spec.tie_word_embeddings:
             read_bytes -= self.embedding_bytes
         return Measured(
             rows=rows,
             context=context,
-            step_ms=median(times),
-            spread_ms=max(times) - min(times),
-            floor_ms=read_bytes / read_gb_s / 1e6,
-            cublas_ms=median(timed(self._cublas_stack(rows))),
+            step_ms=found["step"].us / 1e3,
+            spread_ms=found["step"].spread_us / 1e3,
+            floor_ms=read_bytes / ceilings.read / 1e3,
+            cublas_ms=found["cuBLAS"].us / 1e3,
         )
 
     def _token_bytes(self) -> int:
@@ -131,7 +130,7 @@ class StepBench:
     def _batch(
         self, rows: int, context: int, shared: int
     ) -> tuple[DecoderBatch, list[tuple[torch.Tensor, torch.Tensor]], int]:
-        """A decode of every sequence, over a filled cache; and how many blocks are live."""
+        """A decode of every sequence, over a filled cache; and how many keys are live."""
         own_blocks = -(-context // BLOCK_SIZE)
         common = min(shared, context - 1) // BLOCK_SIZE
         tables = np.zeros((rows, own_blocks), dtype=np.int32)
@@ -139,7 +138,8 @@ class StepBench:
         tables[:] = order.reshape(rows, own_blocks)
         for row in range(rows):
             tables[row, :common] = tables[row - row % 16, :common]
-        live = len(np.unique(tables))
+        unused = rows * (own_blocks * BLOCK_SIZE - context)
+        live_keys = len(np.unique(tables)) * BLOCK_SIZE - unused
         spec = self.spec
         shape = (rows * own_blocks, spec.num_key_value_heads, BLOCK_SIZE, spec.head_dim)
         caches = []
@@ -163,10 +163,10 @@ class StepBench:
                 ),
             ),
             caches,
-            live,
+            live_keys,
         )
 
-    def _cublas_stack(self, rows: int) -> Callable[[], None]:
+    def _cublas_stack(self, rows: int) -> Launch:
         """The step's linear layers and head by cuBLAS, over the decoder's own weights."""
         layers = self.decoder.layers
         inputs = {
@@ -202,41 +202,9 @@ def _sampling(rows: int, context: int, top_p: float) -> SamplingRows:
     )
 
 
-@torch.inference_mode()
-def timed(step: Callable[[], None]) -> list[float]:
-    """ms per launch of *step* in a CUDA graph, one figure a trial."""
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            step()
-        stream.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream):
-            step()
-        graph.replay()
-        return [_replayed(graph, stream) for _ in range(TRIALS)]
-
-
-def _replayed(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream) -> float:
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    start.record(stream)
-    for _ in range(LAUNCHES):
-        graph.replay()
-    end.record(stream)
-    end.synchronize()
-    return float(start.elapsed_time(end)) / LAUNCHES
-
-
-def read_bandwidth() -> float:
-    """GB/s of a sum over 8 GiB."""
-    data = torch.randn(2 << 30, device="cuda")
-    times = timed(lambda: data.sum())
-    return data.numel() * 4 / min(times) / 1e6
-
-
-def table(lines: Sequence[Measured], model: str, read_gb_s: float) -> Table:
+def table(lines: Sequence[Measured], model: str, ceilings: Ceilings) -> Table:
     name = torch.cuda.get_device_name()
-    made = Table(title=f"decode step of {model} on {name}, read {read_gb_s:,.0f} GB/s")
+    made = Table(title=f"decode step of {model} on {name}, read {ceilings.read / 1e3:,.0f} GB/s")
     for column in ("rows", "keys", "step ms", "spread", "floor ms", "of floor", "cuBLAS linear ms"):
         made.add_column(column, justify="right")
     for one in lines:

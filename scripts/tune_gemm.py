@@ -31,6 +31,7 @@ from pagedctl_kernels.ops.tile_table import (
     Entry,
     Tile,
     TileTable,
+    parse_table,
     tile_table,
 )
 from pagedctl_kernels.ops.triton_linear import launch
@@ -38,7 +39,7 @@ from pagedctl_kernels.ops.triton_linear import launch
 GRAPH_BYTES = 600_000_000
 """Weights that one graph reads: ten times the L2 cache of an H200."""
 
-WIDTHS = (2048, 8192, 65536, None)
+WIDTHS = (2048, 4608, 8192, 65536, None)
 """Defaults are chosen by output width, up to and with each of these."""
 
 FINALISTS = 4
@@ -196,12 +197,15 @@ class Bench:
 
     def best(self, shape: Shape, rows: int, tiles: Iterable[Tile]) -> tuple[list[Timing], float]:
         """All tiles' times, the finalists' measured longer, quickest first; and the vendor's."""
-        first = sorted((self.us(shape, rows, tile, 3), label(tile), tile) for tile in tiles)
-        last = [
-            Timing(shape, rows, tile, us if place >= FINALISTS else self.us(shape, rows, tile, 15))
-            for place, (us, _, tile) in enumerate(first)
+        first = sorted(
+            (Timing(shape, rows, tile, self.us(shape, rows, tile, 3)) for tile in tiles),
+            key=lambda one: one.us,
+        )
+        finalists = [
+            replace(one, us=self.us(shape, rows, one.tile, 15)) for one in first[:FINALISTS]
         ]
-        return sorted(last, key=lambda one: one.us), self.us(shape, rows, None, 15)
+        ranked = sorted(finalists, key=lambda one: one.us) + first[FINALISTS:]
+        return ranked, self.us(shape, rows, None, 15)
 
 
 def graph_us(body: Callable[[], None], replays: int) -> float:
@@ -289,6 +293,9 @@ def main() -> None:
     )
     args = parser.parse_args()
     table = tile_table(this_machine("cuda").device_class)
+    unknown = [rows for rows in args.rows if rows not in table.bounds]
+    if unknown:
+        parser.error(f"--rows {unknown[0]} is not one of the table's bounds {table.bounds}")
     bench, found = Bench(), []
     for rows in args.rows:
         tiles = list(candidates(rows))
@@ -303,7 +310,9 @@ def main() -> None:
             print(f"{shape} at {rows} rows: vendor {vendor:.1f} us; {few}", flush=True)
         found += defaults(measured, rows)
     if args.out is not None:
-        args.out.write_text(json.dumps(merged(table, found), indent=1) + "\n")
+        text = json.dumps(merged(table, found), indent=1) + "\n"
+        parse_table(text)
+        args.out.write_text(text)
 
 
 if __name__ == "__main__":

@@ -106,9 +106,29 @@ def test_tiles_overlap_only_by_descriptors_and_only_many_rows_have_threefold_wid
         Tile(**small_tile(overlap=True, prefetch=24))
     with pytest.raises(TileTableError, match="kind pointers do not overlap"):
         Tile(**small_tile(kind="pointers", overlap=True))
-    assert Tile(**small_tile(kind="persistent", block_n=192)).block_n == 192
-    with pytest.raises(TileTableError, match="block_n 80 is not a power of two"):
-        Tile(**small_tile(kind="persistent", block_n=80))
+    many = {"kind": "persistent", "block_m": 128, "block_k": 64, "warps": 8}
+    assert Tile(**small_tile(**many, block_n=192)).block_n == 192
+    for changes, said in (
+        ({"block_n": 80}, "block_n 80 is not a power of two"),
+        ({"block_n": 512}, "256 columns at most"),
+        ({"block_m": 64}, "has 128 or 256 rows"),
+        ({"warps": 4}, "and 8 warps"),
+        ({"stages": 1}, "2 stages at least"),
+        ({"swapped": True}, "not swapped"),
+    ):
+        with pytest.raises(TileTableError, match=said):
+            Tile(**small_tile(**{**many, **changes}))
+
+
+def test_outputs_that_no_descriptor_stores_take_plain_tiles_only_where_tiles_store_by_one() -> None:
+    table = tile_table("sm_90")
+    whole = table.site(k=4096, n=50257, descriptors=True)
+    ragged = table.site(k=4096, n=50257, descriptors=True, stores=False)
+    kinds = {tile.kind for tile in whole.tiles}
+    assert kinds == {"descriptors", "persistent"}
+    for tile, other, plain in zip(ragged.tiles, whole.tiles, table.plain, strict=True):
+        assert tile == (plain if other.kind == "persistent" else other)
+    assert ragged.gated == whole.gated
 
 
 def _drop_last_default(data: dict[str, Any]) -> None:
@@ -139,6 +159,26 @@ def _short_plain(data: dict[str, Any]) -> None:
     del data["plain"][0]
 
 
+def _gated_by_pointers(data: dict[str, Any]) -> None:
+    data["gated"][0]["tile"]["kind"] = "pointers"
+
+
+def _gated_half_a_shape(data: dict[str, Any]) -> None:
+    data["gated"][0]["n"] = 96
+
+
+def _gated_unknown_bound(data: dict[str, Any]) -> None:
+    data["gated"][0]["rows"] = 48
+
+
+def _gated_twice(data: dict[str, Any]) -> None:
+    data["gated"] *= 2
+
+
+def _gated_too_deep(data: dict[str, Any]) -> None:
+    data["gated"][0]["tile"].update(block_m=64, block_n=128)
+
+
 def _no_defaults(data: dict[str, Any]) -> None:
     del data["defaults"]
 
@@ -153,6 +193,11 @@ def _no_defaults(data: dict[str, Any]) -> None:
         (_falling_bounds, "do not ascend"),
         (_falling_widths, "must ascend in n"),
         (_short_plain, "plain must give 3 tiles"),
+        (_gated_by_pointers, "of kind descriptors, not pointers"),
+        (_gated_half_a_shape, "both k and n or neither"),
+        (_gated_unknown_bound, "rows 48 is not one of the bounds"),
+        (_gated_twice, "serve the same shape"),
+        (_gated_too_deep, "gated tile needs 327680 bytes"),
         (_no_defaults, "KeyError: 'defaults'"),
     ],
 )

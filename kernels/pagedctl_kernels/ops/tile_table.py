@@ -1,9 +1,10 @@
 """Tile tables of linear layers: which tile serves which weight shape and row count, as data.
 
-A table is a JSON file by device class (``tile_tables/sm_90.json``), written by
-``scripts/tune_gemm.py``. It is read once, when a layer is built; a call only finds the bucket of
-its row count. No entry may change a result: every tile sums a row in the same order, which the
-tests prove for each of them. Imports neither torch nor triton.
+A table is a JSON file by device class (``tile_tables/sm_90.json``). ``scripts/tune_gemm.py``
+measures and merges entries and defaults; plain and gated tiles are kept by hand. It is read once,
+when a layer is built; a call only finds the bucket of its row count. No entry may change a result:
+every tile sums a row in the same order, which the tests prove for each of them. Imports neither
+torch nor triton.
 """
 
 from __future__ import annotations
@@ -72,11 +73,22 @@ class Tile:
             )
         if self.overlap and self.kind != "descriptors":
             raise TileTableError(f"tiles of kind {self.kind} do not overlap")
+        if self.kind == MANY_ROWS_KIND:
+            self._check_many_rows()
         if self.stage_bytes > SHARED_BYTES:
             raise TileTableError(
                 f"tile {self.block_m} x {self.block_n} x {self.block_k} in {self.stages} stages "
                 f"needs {self.stage_bytes} bytes of shared memory, above {SHARED_BYTES}"
             )
+
+    def _check_many_rows(self) -> None:
+        """Two warpgroups have half of the rows each, one more has the loads, a stage ahead."""
+        if self.block_m not in (128, 256) or self.block_n > 256 or self.warps != 8:
+            raise TileTableError(
+                f"a {self.kind} tile has 128 or 256 rows, 256 columns at most and 8 warps: {self}"
+            )
+        if self.stages < 2 or self.swapped:
+            raise TileTableError(f"a {self.kind} tile has 2 stages at least, not swapped: {self}")
 
     @property
     def stage_bytes(self) -> int:
@@ -133,20 +145,29 @@ class TileTable:
     plain: tuple[Tile, ...]
     gated: tuple[Entry, ...]
 
-    def site(self, *, k: int, n: int, descriptors: bool) -> SiteTiles:
-        """The tiles of a weight [n, k]; without *descriptors*, plain ones only."""
+    def site(self, *, k: int, n: int, descriptors: bool, stores: bool = True) -> SiteTiles:
+        """The tiles of a weight [n, k]; without *descriptors*, plain ones only.
+
+        Without *stores*, rows of the output do not fit descriptors: tiles that store by them give
+        way to plain ones.
+        """
         buckets = (*self.bounds, None)
         if not descriptors:
             nothing = (None,) * len(buckets)
             return SiteTiles(bounds=self.bounds, tiles=self.plain, gated=nothing)
         return SiteTiles(
             bounds=self.bounds,
-            tiles=tuple(self._tile(k, n, bucket) for bucket in buckets),
+            tiles=tuple(
+                tile if stores or tile.kind != MANY_ROWS_KIND else plain
+                for tile, plain in zip(
+                    (self._tile(k, n, bucket) for bucket in buckets), self.plain, strict=True
+                )
+            ),
             gated=tuple(self._gated(k, n, bucket) for bucket in buckets),
         )
 
     def all_tiles(self) -> tuple[Tile, ...]:
-        """Every tile that a site may be given, each once."""
+        """Every tile that a layer alone may be given, each once."""
         listed = [entry.tile for entry in (*self.entries, *self.defaults)]
         return tuple(dict.fromkeys([*listed, *self.plain]))
 
@@ -197,12 +218,15 @@ def _check_table(table: TileTable) -> None:
     if list(table.bounds) != sorted(set(table.bounds)) or min(table.bounds, default=0) < 1:
         raise TileTableError(f"row bounds {table.bounds} do not ascend from 1")
     buckets = (*table.bounds, None)
-    keys = [(entry.k, entry.n, entry.rows) for entry in (*table.entries, *table.defaults)]
-    if len(set(keys)) != len(keys):
-        raise TileTableError("two entries of the tile table serve the same shape and rows")
-    for entry in (*table.entries, *table.defaults):
-        if entry.rows not in buckets:
-            raise TileTableError(f"rows {entry.rows} is not one of the bounds {table.bounds}")
+    for listed in ((*table.entries, *table.defaults), table.gated):
+        keys = [(entry.k, entry.n, entry.rows) for entry in listed]
+        if len(set(keys)) != len(keys):
+            raise TileTableError("two entries of the tile table serve the same shape and rows")
+        for entry in listed:
+            if entry.rows not in buckets:
+                raise TileTableError(f"rows {entry.rows} is not one of the bounds {table.bounds}")
+    for entry in table.gated:
+        _check_gated(entry)
     for bucket in buckets:
         widths = [entry.n for entry in table.defaults if entry.rows == bucket]
         if not widths or widths[-1] is not None or not _ascends(widths[:-1]):
@@ -211,6 +235,18 @@ def _check_table(table: TileTable) -> None:
             )
     if len(table.plain) != len(buckets) or any(t.kind != PLAIN_KIND for t in table.plain):
         raise TileTableError(f"plain must give {len(buckets)} tiles of kind {PLAIN_KIND}")
+
+
+def _check_gated(entry: Entry) -> None:
+    """Its kernel reads by descriptors, and holds a tile of the gate and one of up."""
+    tile = entry.tile
+    if (entry.k is None) != (entry.n is None):
+        raise TileTableError(f"a gated entry gives both k and n or neither: {entry.k}, {entry.n}")
+    if tile.kind != "descriptors":
+        raise TileTableError(f"a gated tile is of kind descriptors, not {tile.kind}")
+    both = tile.stage_bytes + tile.block_n * tile.block_k * tile.stages * OPERAND_BYTES
+    if both > SHARED_BYTES:
+        raise TileTableError(f"a gated tile needs {both} bytes of shared memory: {tile}")
 
 
 def _ascends(widths: Sequence[int | None]) -> bool:

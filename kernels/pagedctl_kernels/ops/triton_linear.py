@@ -10,7 +10,7 @@ from pagedctl_kernels.ops.interfaces import PreparedLinear
 from pagedctl_kernels.ops.linear_site import LinearSite
 from pagedctl_kernels.ops.tile_table import MANY_ROWS_KIND, SiteTiles, Tile, tile_table
 from pagedctl_kernels.ops.triton_linear_kernel import launch_small
-from pagedctl_kernels.ops.triton_linear_large import launch_large, takes
+from pagedctl_kernels.ops.triton_linear_large import launch_large
 
 DESCRIPTOR_ALIGNMENT = 16
 """Bytes that tensor descriptors ask of an operand's address and row length."""
@@ -56,9 +56,12 @@ class TritonLinear(TritonLinearSite):
 
     def __init__(self, site: CallSite, machine: Machine) -> None:
         super().__init__(site)
-        descriptors = takes(self.k, self.n, self.dtype.itemsize, self.output.itemsize)
-        table = tile_table(machine.device_class)
-        self.tiles: SiteTiles = table.site(k=self.k, n=self.n, descriptors=descriptors)
+        self.tiles: SiteTiles = tile_table(machine.device_class).site(
+            k=self.k,
+            n=self.n,
+            descriptors=self.k * self.dtype.itemsize % DESCRIPTOR_ALIGNMENT == 0,
+            stores=self.n * self.output.itemsize % DESCRIPTOR_ALIGNMENT == 0,
+        )
 
     def product(
         self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, y: torch.Tensor

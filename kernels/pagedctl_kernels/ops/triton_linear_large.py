@@ -12,9 +12,6 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from pagedctl_kernels.ops.tile_table import SHARED_BYTES, Tile
 from pagedctl_kernels.ops.triton_linear_large_kernel import many_rows
 
-DESCRIPTOR_BYTES = 16
-"""Descriptors ask that every row of an operand begins on a multiple of this."""
-
 BARRIER_BYTES = 1024
 """Kept for the barriers of the stages, and for what aligns the buffers."""
 
@@ -23,11 +20,6 @@ _DTYPES = {
     torch.float16: gl.float16,
     torch.float32: gl.float32,
 }
-
-
-def takes(k: int, n: int, x_itemsize: int, y_itemsize: int) -> bool:
-    """Whether rows of K and of N elements of these sizes (in bytes) fit descriptors."""
-    return k * x_itemsize % DESCRIPTOR_BYTES == 0 and n * y_itemsize % DESCRIPTOR_BYTES == 0
 
 
 def launch_large(
@@ -39,8 +31,8 @@ def launch_large(
 ) -> None:
     """y[M, N] = x[M, K] weight[N, K]^T (+ bias[N]) with a tile of kind persistent.
 
-    x and weight are contiguous bfloat16 or float16 on 16-byte addresses, ``takes`` holds, M is at
-    least 1; y is of their dtype or float32.
+    x and weight are contiguous bfloat16 or float16 on 16-byte addresses; rows of all operands are
+    multiples of 16 bytes; M is at least 1; y is of their dtype or float32.
     """
     (rows, k), n = x.shape, weight.shape[0]
     tail = tile.block_n // 3 if tile.block_n % 3 == 0 else 0

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from pagedctl_kernels.ops import triton_linear_kernel
 from pagedctl_kernels.ops.tile_table import Tile, tile_table
-from pagedctl_kernels.ops.torch_checks import TORCH_DTYPES
 from pagedctl_kernels.ops.triton_linear import launch
-from pagedctl_kernels.ops.triton_linear_large import takes
 from pagedctl_kernels.sites import gemm_site, head_site, silu_mul_site
 from tests.kernels.triton.harness import (
     DEVICE,
@@ -25,6 +25,7 @@ from tests.kernels.triton.harness import (
     poisoned,
     relative_error,
 )
+from tests.kernels.triton.mutants import Workshop
 from tests.kernels.triton.plain_chain_kernel import plain_sums
 
 HALF = ("float16", "bfloat16") if DEVICE == "cuda" else ("float16",)
@@ -155,9 +156,13 @@ def test_a_layer_fuses_with_no_activation_but_its_own() -> None:
     assert linear.fused_with(lambda gate_up: activation(gate_up)) is None
 
 
+GATED = sorted({(one.k, one.n // 2) for one in tile_table("sm_90").gated if one.k and one.n})
+"""K and output width of the layers with a gated tile of their own."""
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize(("k", "width"), [(4096, 12288), (1024, 3072), (512, 1000)])
+@pytest.mark.parametrize(("k", "width"), [*GATED, (4096, 12288), (512, 1000), (512, 501)])
 @pytest.mark.parametrize("rounding", ["model", "float32"])
 def test_fused_activations_of_real_layers_have_the_bits_of_the_two_kernels(
     k: int, width: int, dtype: str, rounding: str
@@ -195,6 +200,27 @@ def test_overlapping_launches_wait_for_what_they_read(rows: int) -> None:
     for _ in range(3):
         graph.replay()
         assert_same_bits(y, want, "a captured chain")
+
+
+@pytest.mark.gpu
+def test_launches_that_did_not_wait_would_be_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The captured chain over a kernel without its wait; a wait in between is the control."""
+    k = 4096
+    run = gemm(k, k, "bfloat16")
+    prepared = [run.prepare(numbers(44, k, k, dtype="bfloat16") * k**-0.5, None)]
+    workshop = Workshop(triton_linear_kernel, "linear_tile", tmp_path, monkeypatch)
+    want = chain_of(run, prepared, 16, wait=True)
+    launches = workshop.change("    gdc_wait()\n", "")
+    assert_same_bits(chain_of(run, prepared, 16, wait=True), want)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = chain_of(run, prepared, 16)
+    graph.replay()
+    assert not torch.equal(y, want)
+    assert launches.count == 120
 
 
 def chain_of(run: Any, prepared: list[Any], rows: int, *, wait: bool = False) -> torch.Tensor:
@@ -243,7 +269,7 @@ def tuned() -> list[tuple[int, Tile]]:
     table = tile_table("sm_90")
     pairs = [(entry.k, entry.tile) for entry in table.entries if entry.k is not None]
     pairs += [(k, entry.tile) for entry in table.defaults for k in OTHER_K]
-    pairs += [(k, tile) for tile in table.plain for k in (*OTHER_K, 33)]
+    pairs += [(k, tile) for tile in table.plain for k in (*OTHER_K, 33, 128)]
     return sorted(set(pairs), key=str)
 
 
@@ -263,16 +289,15 @@ def compiled_tiles() -> None:
 @pytest.mark.gpu
 @pytest.mark.usefixtures("compiled_tiles")
 def test_every_tile_of_the_table_adds_in_the_plain_chains_order() -> None:
-    compared = 0
-    for k, tile in tuned():
-        compared += prove(lambda x, weight, tile=tile: tile_sums(x, weight, tile), k)
-    assert compared == len(tuned()) * len(PAYLOADS) * len(PROOF_ROWS)
+    pairs = tuned()
+    assert {tile for _, tile in pairs} == set(tile_table("sm_90").all_tiles())
+    for k, tile in pairs:
+        prove(lambda x, weight, tile=tile: tile_sums(x, weight, tile), k)
 
 
 @pytest.mark.gpu
 def test_the_same_holds_in_float16_and_for_many_rows() -> None:
-    table = tile_table("sm_90")
-    for tile in sorted({entry.tile for entry in table.defaults}, key=str):
+    for tile in tile_table("sm_90").all_tiles():
         few = lambda x, weight, tile=tile: tile_sums(x, weight, tile)  # noqa: E731
         prove(few, 1000, dtype="float16", row_counts=(1, 17, 300))
         x, weight, want = operands(1000, "random", "float16")
@@ -343,7 +368,15 @@ def test_a_captured_product_follows_its_operands(rows: int) -> None:
     assert_same_bits(y, run(x, prepared), "replayed and eager")
 
 
-def test_operand_dtypes_are_the_tensor_cores() -> None:
-    """What descriptors do not take goes to the plain kind."""
-    assert takes(64, 48, TORCH_DTYPES["float16"].itemsize, 2)
-    assert not takes(33, 48, TORCH_DTYPES["float16"].itemsize, 2)
+def test_rows_that_fit_no_descriptor_take_plain_tiles() -> None:
+    """K decides for reading, and N, by the output's dtype, for the tiles that store so."""
+    kinds = {"fits": gemm(72, 136, "float16"), "k": gemm(68, 136, "float16")}
+    kinds |= {"n": gemm(72, 132, "float16")}
+    kinds |= {"logits": bind_leaf(head_site("h", k=72, n=132, dtype="float16"), "triton.head")}
+    found = {name: (run.tiles.at(1).kind, run.tiles.at(4096).kind) for name, run in kinds.items()}
+    assert found == {
+        "fits": ("descriptors", "persistent"),
+        "k": ("pointers", "pointers"),
+        "n": ("descriptors", "pointers"),
+        "logits": ("descriptors", "persistent"),
+    }

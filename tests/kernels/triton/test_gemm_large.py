@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from pagedctl_kernels.ops.tile_table import SHARED_BYTES, Tile, tile_table
-from pagedctl_kernels.ops.triton_linear_large import fitted, launch_large, takes
+from pagedctl_kernels.ops.triton_linear_large import fitted, launch_large
 from tests.kernels.triton.harness import (
     DEVICE,
     PAYLOADS,
@@ -64,13 +64,6 @@ def test_a_product_is_right_where_no_size_fits_the_tile(tile: Tile, with_bias: b
         got = product(x, w, tile, bias)
         assert relative_error(got, want) < 1e-6
         assert_same_bits(product(x, w, tile, bias, torch.float16), got.half())
-
-
-def test_descriptors_take_rows_of_whole_16_byte_pieces_alone() -> None:
-    assert takes(72, 136, 2, 2)
-    assert not takes(68, 136, 2, 2)
-    assert not takes(72, 132, 2, 2)
-    assert takes(72, 132, 2, 4)
 
 
 @pytest.mark.parametrize("itemsize", [2, 4])

@@ -17,8 +17,8 @@ from pagedctl_kernels.ops.triton_linear import TritonLinear, fitting
 class TritonGemm(TritonLinear):
     def fused_with(self, activation: object) -> GatedLinear | None:
         """This layer and *activation*, its gated activation, as one; None for another leaf's."""
-        if not isinstance(activation, TritonSiluMul):
-            return None
+        if type(self) is not TritonGemm or type(activation) is not TritonSiluMul:
+            return None  # a subclass may compute something else
         if (2 * activation.width, activation.dtype) != (self.n, self.dtype):
             return None
         return GatedLinear(linear=self, activation=activation)
