@@ -298,6 +298,44 @@ def test_a_step_that_does_not_fit_is_refused(change: dict[str, int], message: st
         builder.refill(work, step.metadata, 9)
 
 
+@pytest.mark.parametrize("heads", [(20, 1), (32, 1), (64, 2)])
+@pytest.mark.parametrize(("max_query_len", "tallest"), [(1, 128), (1, 64), (1500, 64)])
+def test_groups_whose_tokens_fill_a_tile_of_64_rows_fit_a_reserved_list(
+    heads: tuple[int, int], max_query_len: int, tallest: int
+) -> None:
+    """Up to three tokens fit there: the tails of a group then lie in one class with its prefix,
+    unless the group is raised."""
+    pairs = [fork for first in range(0, 64, 2) for fork in (None, (first, 4096))]
+    step = make_step([4300, 4400] * 32, forks=pairs, heads=heads)
+    builder = step.builder(replace(POLICY, tallest=tallest))
+    capacity = replace(roomy([step], 400), max_query_len=max_query_len)
+    work = builder.refill(builder.reserve(capacity), step.metadata, 64)
+    step.check(work)
+    assert work.item_counts.tolist() == [64, 32]
+
+
+@pytest.mark.parametrize(
+    ("starts", "message"),
+    [([-1, 0], "sequence 0: query_start_loc begins below 0"), ([-2, -1], "begins below 0")],
+)
+def test_queries_that_begin_below_zero_are_refused(starts: list[int], message: str) -> None:
+    step = make_step([40])
+    wrong = replace(step.metadata, query_start_loc=np.array(starts, dtype=np.int32))
+    builder = step.builder()
+    with pytest.raises(ValueError, match=message):
+        builder.prepare(wrong)
+    with pytest.raises(ValueError, match=message):
+        builder.refill(builder.reserve(roomy([step], 4)), wrong, 1)
+
+
+def test_a_block_that_no_int32_names_is_refused() -> None:
+    step = make_step([40])
+    tables = np.asarray(step.metadata.block_tables).astype(np.int64)
+    tables[0, 1] += 2**32
+    with pytest.raises(ValueError, match=f"its block table names {tables[0, 1]}"):
+        step.builder().prepare(replace(step.metadata, block_tables=tables))
+
+
 def test_more_queries_than_rows_and_lists_of_fixed_length_are_refused() -> None:
     step = make_step([40, 300], [1, 4])
     builder = step.builder()

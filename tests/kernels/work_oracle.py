@@ -66,6 +66,7 @@ def live(work: DeviceWork) -> tuple[list[Item], list[list[int]], list[int], list
         for entry in tile_class.items.cpu()[:count].tolist():
             start, length, table_row, first, end, flags, _, _ = entry
             assert flags in range(4)
+            assert not flags & 2 or tile_class is work.classes[0], "only the lowest class resumes"
             places.append(start)
             items.append(
                 Item(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from pagedctl_kernels.plan import LeafUnfit
 from pagedctl_kernels.sites import attention_site
 from tests.kernels.reference import assert_close
 from tests.kernels.triton.harness import DEVICE, DTYPES, assert_same_bits, hopper
+from tests.kernels.triton.mutants import Workshop
 from tests.kernels.triton.paged import DevicePaged, Span, paged
 
 POLICIES = {
@@ -365,32 +367,16 @@ def test_a_recorded_graph_serves_other_steps() -> None:
         assert (out[len(spans) :] == 0).all()
 
 
-class Redirected:
-    """A kernel that is launched with other options; counts its launches."""
-
-    def __init__(self, kernel: Any, **options: Any) -> None:
-        self.kernel = kernel
-        self.options = options
-        self.count = 0
-
-    def __getitem__(self, grid: Any) -> Any:
-        def launch(*operands: Any, **given: Any) -> None:
-            self.count += 1
-            self.kernel[grid](*operands, **{**given, **self.options})
-
-        return launch
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("contracted", [False, True])
 def test_contraction_would_change_rows_of_several_splits(
-    contracted: bool, monkeypatch: pytest.MonkeyPatch
+    contracted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of 512,000 values in half precision; rounding hides the change in most of them."""
     batch = paged(41, [1000], q_heads=8, kv_heads=2, head_dim=128, dtype="float16")
     want = batch.attend([(0, 500, 1000)])[0]
-    launched = Redirected(triton_launch.attend_items, enable_fp_fusion=contracted)
-    monkeypatch.setattr(triton_launch, "attend_items", launched)
+    workshop = Workshop(triton_launch, "attend_items", tmp_path, monkeypatch)
+    launched = workshop.launch_with(enable_fp_fusion=contracted)
     got = batch.attend([(0, 500, 1000)])[0]
     assert launched.count
     assert torch.equal(got, want) != contracted

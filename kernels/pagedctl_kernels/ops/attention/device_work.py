@@ -32,8 +32,8 @@ ALIGNED_INTS = 32
 class TileClass:
     """Items of one tile height. ``items`` int32[I, 8]: first place, number of places, row of the
     block tables, first split, end split, flags (KEEPS, RESUMES), last and first position of its
-    tokens. Classes stand in ascending order and are launched in descending order: what an item
-    resumes is kept by an item of a taller class."""
+    tokens. Classes stand in ascending order and are launched in descending order: items of the
+    lowest class alone resume, what an item of a taller class kept."""
 
     rows: int
     items: torch.Tensor
@@ -93,8 +93,9 @@ class DeviceWork:
     ``item_counts`` [C] and ``merge_count`` [1]: how many entries are live. A *place* is one token
     of one item: ``tokens`` [N], its row of q, and ``slots`` [N], where this token's state is if the
     item keeps or resumes states. ``positions`` [T]: absolute, of the queries. ``block_tables``
-    [S, B], 0 where no token looks. ``merges`` [M, 4]: token, first slot, number of slots, 0:
-    states that are folded in order into the token's output row; without a slot, a zero row.
+    [S, B], 0 where no token looks, undefined past the longest sequence. ``merges`` [M, 4]: token,
+    first slot, number of slots, 0: states that are folded in order into the token's output row;
+    without a slot, a zero row.
 
     ``state_m``, ``state_l`` float32[slots, Hq] and ``state_a`` float32[slots, Hq, Dh].
     ``num_tokens`` queries, of ``rows`` rows of q that are written; ``block_range``: lowest and
@@ -210,15 +211,16 @@ class WorkBuilder:
                 raise ValueError(f"attention: {needed} {what}, the work list is for {limit}")
         built = build_list(batch, tables, self.geometry, self.policy, capacity.max_slots)
         step = _Step(batch=batch, tables=tables, built=built, rows=rows)
-        for rows, items in zip(TILE_ROWS, built.items, strict=True):
-            if len(items) and rows not in work.layout.class_rows:
-                raise ValueError(f"attention: the work list has no tiles of {rows} rows")
+        for height, items in zip(TILE_ROWS, built.items, strict=True):
+            if len(items) and height not in work.layout.class_rows:
+                raise ValueError(f"attention: the work list has no tiles of {height} rows")
         return self._write(work, step)
 
     def _reserved(self, capacity: Capacity) -> Layout:
         """No step within *capacity* needs more: a token has one place that writes its row, and
         each other place has a slot; an item has more places than the class below has room for, or,
-        in the class above that of one token, two at least."""
+        in the class above that of one token, two at least. Groups of two take that class however
+        many rows they need: their tails, of one token each, resume what it kept."""
         group = self.geometry.group
         tallest = self.policy.tallest // group
         most = max(min(capacity.max_query_len, tallest), GROUP_ROWS // group)
@@ -227,7 +229,8 @@ class WorkBuilder:
         items: list[int] = []
         below = 0
         for height in TILE_ROWS:
-            if below < min(height // group, most):
+            resumed = len(rows) == 1 and GROUP_ROWS // group >= 2 and capacity.max_slots > 0
+            if below < min(height // group, most) or resumed:
                 items.append(places // (min(below + 1, 2) if len(rows) < 2 else below + 1))
                 rows.append(height)
             below = height // group
@@ -308,7 +311,7 @@ class WorkBuilder:
 def used_tables(batch: Batch, geometry: Geometry) -> Tables:
     """[S, B], the block tables up to the longest sequence: 0 where no query looks.
 
-    What lies there may be stale. Raises ValueError if an entry that is read is negative.
+    What lies there may be stale. Raises ValueError if an entry that is read is no int32 from 0 on.
     """
     end = np.where(batch.query_lens > 0, -(-batch.seq_lens // geometry.block_size), 0)
     block = np.arange(int(end.max(initial=0)), dtype=np.int32)
@@ -316,8 +319,11 @@ def used_tables(batch: Batch, geometry: Geometry) -> Tables:
     if geometry.window is not None:
         first_key = batch.seq_lens - batch.query_lens - geometry.window + 1
         used &= block >= (np.maximum(first_key, 0) // geometry.block_size)[:, None]
-    tables: Tables = np.multiply(batch.block_tables[:, : len(block)], used, dtype=np.int32)
-    if tables.min(initial=0) < 0:
-        sequence = int((tables < 0).any(axis=1).argmax())
-        raise ValueError(f"attention: sequence {sequence}: its block table names {tables.min()}")
+    read = batch.block_tables[:, : len(block)] * used
+    wrong = (read < 0) | (read > np.iinfo(np.int32).max)
+    if wrong.any():
+        sequence = int(wrong.any(axis=1).argmax())
+        named = read[wrong][0]
+        raise ValueError(f"attention: sequence {sequence}: its block table names {named}")
+    tables: Tables = read.astype(np.int32)
     return tables

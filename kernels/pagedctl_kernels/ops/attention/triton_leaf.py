@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+import triton
 
 from pagedctl_kernels.house import SPLIT_TOKENS
 from pagedctl_kernels.leaf import CallSite
@@ -50,7 +51,7 @@ class TritonAttention(AttentionSite):
             state_cost=state_bytes / split_bytes + ITEM_COST,
             tallest=TILE_ROWS[-1] if tensor_cores or group > TILE_ROWS[-2] else TILE_ROWS[-2],
         )
-        device = torch.device(machine.kind if torch.cuda.is_available() else "cpu")
+        device = torch.device("cpu" if triton.knobs.runtime.interpret else machine.kind)
         self.builder = WorkBuilder(self.geometry, self.head_dim, policy, device)
 
     def prepare(self, metadata: AttentionMetadata) -> DeviceWork:

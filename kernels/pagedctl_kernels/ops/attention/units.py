@@ -164,6 +164,7 @@ def read_batch(metadata: AttentionMetadata, geometry: Geometry) -> Batch:
     query_lens = np.diff(query_start)
     blocks = -(-seq_lens // geometry.block_size)
     for rule, broken in (
+        ("query_start_loc begins below 0", query_start[:-1] < 0),
         ("query_start_loc must not descend", query_lens < 0),
         ("the query is longer than the sequence", query_lens > seq_lens),
         ("the block table is shorter than the sequence", blocks > block_tables.shape[1]),
