@@ -92,6 +92,18 @@ def test_barred_tokens_are_removed_in_rows_without_other_edits_too() -> None:
     assert_same_bits(got, want)
 
 
+def test_a_barred_pair_outside_the_logits_touches_nothing() -> None:
+    buffer = numbers(7, 3, NARROW)
+    before = buffer.clone()
+    none = on_device(edited_rows({}, VOCAB, torch.float32))
+    pairs = {
+        "barred_row": torch.tensor([0, 1, -1, 2], device=DEVICE),
+        "barred_token": torch.tensor([VOCAB, -1, 3, 3], device=DEVICE),
+    }
+    bind_leaf(SITE, "triton.logit_edits")(buffer[:2, :VOCAB], replace(none, **pairs))
+    assert_same_bits(buffer, before)
+
+
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 def test_a_removed_token_that_is_not_finite_stays_a_fault(value: float) -> None:
     logits = torch.tensor([[value, 1.0, 2.0]] * 2, device=DEVICE)

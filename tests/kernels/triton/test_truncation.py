@@ -180,3 +180,14 @@ def test_a_wrong_truncation_is_reached_and_caught(tmp_path: Path, name: str) -> 
     ):
         assert_ends_are_as_defined()
     assert any(kernel.launches for kernel in kernels)
+
+
+def test_a_row_with_fewer_tokens_than_k_keeps_the_few_at_hand() -> None:
+    """Its candidates are all of its tokens, so that nobody walks the row for them."""
+    logits = torch.full((2, COLUMNS), -torch.inf, device=DEVICE)
+    logits[:, 3:14] = numbers(31, 2, 11)
+    for columns in ({"top_k": 50}, {"top_k": 50, "top_p": 0.9}):
+        rows = rows_of(2, **columns)
+        run = leaf(capacity=64)
+        assert_as_defined(run, logits, rows)
+        assert run._candidates(logits, rows, draw=True).taken.tolist() == [11, 11]

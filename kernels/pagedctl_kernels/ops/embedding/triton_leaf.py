@@ -6,7 +6,7 @@ import torch
 
 from pagedctl_kernels.leaf import CallSite
 from pagedctl_kernels.machine import Machine
-from pagedctl_kernels.ops.embedding import programs
+from pagedctl_kernels.ops import row_stretches
 from pagedctl_kernels.ops.embedding.triton_kernel import embedding_stretch
 from pagedctl_kernels.ops.torch_checks import expect, int_fact, operand_dtype
 from pagedctl_kernels.ops.triton_rows import expect_contiguous, expect_device
@@ -17,7 +17,7 @@ class TritonEmbedding:
         self.vocab_size = int_fact(site, "vocab_size")
         self.width = int_fact(site, "width")
         self.dtype = operand_dtype(site, "w")
-        self.constants = programs.constants(self.width)
+        self.constants = row_stretches.constants(self.width)
 
     def __call__(self, token_ids: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """token_ids int64[T], weight D[V, H] -> D[T, H]. A copy: no arithmetic.
@@ -35,7 +35,7 @@ class TritonEmbedding:
                 y,
                 VOCAB_SIZE=self.vocab_size,
                 **self.constants,
-                num_warps=programs.WARPS,
+                num_warps=row_stretches.WARPS,
                 enable_fp_fusion=False,
             )
         return y

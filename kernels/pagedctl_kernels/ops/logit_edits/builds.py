@@ -31,7 +31,7 @@ BUILDS: tuple[Build, ...] = (
         signature={
             **_LOGITS,
             **dict.fromkeys(("barred_row", "barred_token"), "*i64:16"),
-            "barred": "i32",
+            **{"rows": "i32", "vocab": "i32:16", "barred": "i32"},
         },
         constants={"BLOCK": programs.BARRED_BLOCK},
         options=_OPTIONS,

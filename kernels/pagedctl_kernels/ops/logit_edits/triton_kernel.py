@@ -47,13 +47,19 @@ def edit_kernel(
     tl.store(target, z, mask=inside)
 
 
-@triton.jit(do_not_specialize=["barred"])
-def bar_kernel(logits, logits_stride, barred_row, barred_token, barred, BLOCK: tl.constexpr):
-    """-infinity is added to the logits at (barred_row, barred_token), int64[barred] each."""
+@triton.jit(do_not_specialize=["rows", "barred"])
+def bar_kernel(
+    logits, logits_stride, barred_row, barred_token, rows, vocab, barred, BLOCK: tl.constexpr
+):
+    """-infinity is added to the logits at (barred_row, barred_token), int64[barred] each.
+
+    A pair outside logits A[rows, vocab] touches nothing.
+    """
     pair = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     exists = pair < barred
     row = tl.load(barred_row + pair, mask=exists, other=0)
     token = tl.load(barred_token + pair, mask=exists, other=0)
+    exists = exists & (row >= 0) & (row < rows) & (token >= 0) & (token < vocab)
     place = logits + row * logits_stride + token
     z = tl.load(place, mask=exists, other=0.0)
     tl.store(place, z + float("-inf"), mask=exists)

@@ -53,6 +53,8 @@ class TritonLogitEdits:
                 stride,
                 edits.barred_row,
                 edits.barred_token,
+                len(logits),
+                vocab,
                 barred,
                 BLOCK=programs.BARRED_BLOCK,
                 num_warps=programs.WARPS,

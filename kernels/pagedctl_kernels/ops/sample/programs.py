@@ -22,5 +22,8 @@ SEARCH_WARPS = 8
 
 
 def capacity_of(rows: int, columns: int) -> int:
-    """Candidates that a row has room for among *rows* rows of so many columns."""
-    return min(max(CAPACITY, CANDIDATES // rows), -(-columns // 16) * 16)
+    """Candidates that a row has room for among *rows* rows of so many columns.
+
+    A multiple of 16, like every other: else kernels would be compiled anew for some row counts.
+    """
+    return min(max(CAPACITY, CANDIDATES // rows // 16 * 16), -(-columns // 16) * 16)

@@ -62,8 +62,9 @@ def histogram_floor(counts, peaks, top, k, p, vocab, capacity):
     reach = (high + 1).to(tl.float32) * _UNITS_PER_CLASS
     slack = (tl.abs(value_of(top)) + reach) * (2.0**-20)
     floor = tl.maximum(key_of(value_of(top) - reach - slack), LOWEST_KEY)
-    everything = tl.where(finite <= capacity, LOWEST_KEY, NOTHING)
-    return tl.where((high < _STEPS) & (certain <= capacity), floor, everything)
+    # k that keeps all finite tokens is a count too: no floor above the lowest is checked by it.
+    bounded = (high < _STEPS) & (certain <= capacity) & (by_count | (wanted == vocab))
+    return tl.where(bounded, floor, tl.where(finite <= capacity, LOWEST_KEY, NOTHING))
 
 
 @triton.jit

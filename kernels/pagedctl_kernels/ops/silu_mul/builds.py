@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pagedctl_kernels.builds import Build
-from pagedctl_kernels.ops.silu_mul import programs
+from pagedctl_kernels.ops import row_stretches
 
 
 def _stretches(width: int, dtype: str, registers: int) -> Build:
@@ -12,10 +12,10 @@ def _stretches(width: int, dtype: str, registers: int) -> Build:
         label=f"{width} wide, {dtype}",
         signature={"gate_up": f"*{dtype}:16", "y": f"*{dtype}:16", "stride": "i32:16"},
         constants={
-            **programs.constants(width),
+            **row_stretches.constants(width),
             "ROUND_ACTIVATION": dtype != "fp32",
         },
-        options={"num_warps": programs.WARPS, "enable_fp_fusion": False},
+        options={"num_warps": row_stretches.WARPS, "enable_fp_fusion": False},
         registers=registers,
     )
 

@@ -6,7 +6,7 @@ import torch
 
 from pagedctl_kernels.leaf import CallSite
 from pagedctl_kernels.machine import Machine
-from pagedctl_kernels.ops.silu_mul import programs
+from pagedctl_kernels.ops import row_stretches
 from pagedctl_kernels.ops.silu_mul.triton_kernel import silu_mul_stretch
 from pagedctl_kernels.ops.torch_checks import dtype_fact, expect, int_fact, operand_dtype
 from pagedctl_kernels.ops.triton_rows import row_stride
@@ -17,7 +17,7 @@ class TritonSiluMul:
         self.width = int_fact(site, "width")
         self.dtype = operand_dtype(site, "x")
         self.round_activation = dtype_fact(site, "activation_rounding") != torch.float32
-        self.constants = programs.constants(self.width)
+        self.constants = row_stretches.constants(self.width)
 
     def __call__(self, gate_up: torch.Tensor) -> torch.Tensor:
         """gate_up D[T, 2 I], gate first -> D[T, I]. Rows of gate_up may lie at any distance."""
@@ -31,7 +31,7 @@ class TritonSiluMul:
                 row_stride("silu_mul: gate_up", gate_up),
                 **self.constants,
                 ROUND_ACTIVATION=self.round_activation,
-                num_warps=programs.WARPS,
+                num_warps=row_stretches.WARPS,
                 enable_fp_fusion=False,
             )
         return y

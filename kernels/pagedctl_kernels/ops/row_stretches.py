@@ -1,4 +1,4 @@
-"""How the embedding kernel is launched: facts of the width alone, torch-free."""
+"""How kernels that take a row in stretches are launched: facts of the width alone, torch-free."""
 
 from __future__ import annotations
 
